@@ -61,7 +61,7 @@ def read_vision_config(values: Mapping[str, Any]) -> VisionConfig:
     """The configuration from the JSON values of a file. Raises ValueError for missing, unknown and wrong fields."""
     check_fields(values, {"clip": dict, "query": dict, "channel_order": str}, what="vision")
     query, others = (
-        QueryConfig if "depth" in values["query"] else ConnectorConfig,
+        ConnectorConfig if "shuffle" in values["query"] else QueryConfig,
         {"activation": str, "has_bias": bool},
     )
     check_fields(values["query"], {one.name: others.get(one.name, int) for one in fields(query)}, what="query")

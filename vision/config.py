@@ -156,7 +156,7 @@ class VisionConfig:
         """
         return cls(
             clip=clip_config(values["clip"]),
-            query=(QueryConfig if "depth" in values["query"] else ConnectorConfig)(**values["query"]),
+            query=(ConnectorConfig if "shuffle" in values["query"] else QueryConfig)(**values["query"]),
             channel_order=values["channel_order"],
         )
 

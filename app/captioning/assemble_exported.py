@@ -190,6 +190,8 @@ def _open_vision(
         encoder = ExportedEncoder(runtime.open(Path(path)))
     else:
         encoder = open_encoder(encoder_graph(dataclasses.replace(spec, encoder=str(path))))
+    if encoder.card is None and exported.pixels is not None:
+        encoder.pixels = exported.pixels
     try:
         check_encoder(encoder, exported, path=str(path))
     except BaseException:
@@ -230,6 +232,12 @@ def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: st
         raise GraphError(
             f"The encoder `{path}` makes {encoder.query_shape[0]} visual queries of width {encoder.query_shape[1]}, "
             f"and the decoder in `{exported.folder}` reads {wanted[0]} of width {wanted[1]}",
+            hint="export both from one model",
+        )
+    if encoder.image_size != encoder.pixels.image_size:
+        raise GraphError(
+            f"The encoder `{path}` takes pictures of {encoder.image_size} pixels, and the decoder in "
+            f"`{exported.folder}` is of a model for {encoder.pixels.image_size}",
             hint="export both from one model",
         )
     if encoder.card is not None:

@@ -10,12 +10,12 @@ import torch
 
 from llama_adapter.app.models.checkpoints import LoadedModel, read_encoder
 from llama_adapter.app.models.exported import (
-    HALVES,
     ExportedModel,
     check_fingerprint,
     encoder_files,
     encoder_graph,
     encoder_identity,
+    half_name,
 )
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
@@ -105,6 +105,9 @@ class GivenEncoder:
             return EncodedBefore(encoding.vision), encoding.encoder or (None if made == own else " ".join(made)), ""
         encoder = self._exported = self._exported or open_encoder(self._graph)
         check_sizes(encoder, model, spec=self.spec)
+        rule = model.vision_config.clip.pixels
+        if self.card is None and rule.image_size == encoder.image_size:  # another size: CLIP's weights are missing
+            encoder.pixels = rule
         note = examine(encoder, model, spec=self.spec).sentence if self.card is None else ""
         return encoder, encoder_identity(self.spec, channel_order=encoder.channel_order), note
 
@@ -145,12 +148,13 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     # Quantised weights differ in some signs, so the weights from which they were made are compared.
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
+            its = half_name(half, model.picture_format)
             if are_prefixes:
                 raise GraphError(
-                    f"{they} {came_from}, and its {HALVES[half]} are not those of the model {model_name}", hint=hint
+                    f"{they} {came_from}, and its {its} are not those of the model {model_name}", hint=hint
                 )
             raise GraphError(  # whole, because guides quote it
-                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {HALVES[half]} are not those of "
+                f"The encoder `{spec.encoder}` was exported from {card.name}, and its {its} are not those of "
                 f"the model {model_name}",
                 hint=hint,
             )
@@ -284,7 +288,7 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
     pixels_BHWC = np.random.default_rng(0).integers(0, 256, (1, 7, 7, 3), dtype=np.uint8)[:, tiles][:, :, tiles]
     queries = []
     with torch.inference_mode():
-        for std in (PIXEL_STD, _MODEL_ZOO_STD):
+        for std in (reference.config.clip.std, _MODEL_ZOO_STD):
             reference.std = torch.tensor(std).view(3, 1, 1)
             queries.append(reference(torch.from_numpy(pixels_BHWC)))
     found: list[tuple[float, ChannelOrder, bool]] = []

@@ -9,16 +9,18 @@ from typing import Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, check_files, read_card
+from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import is_same
+from llama_adapter.runtime.graphs.card import card_error, is_same
 from llama_adapter.runtime.graphs.onnx_provider import CPU, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
+from llama_adapter.vision.card import read_vision_config
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
+from llama_adapter.vision.pixels import PixelRule
 
-HALVES: Final = {"clip": "CLIP", "query": "visual blocks"}
 ENCODER_FILE: Final = "encoder.onnx"
 MINDIR: Final = "mindir"  # format of graphs for MindSpore
 FOR_ATC: Final = "onnx-atc"  # format of graphs that ATC compiles to OMs
@@ -33,6 +35,7 @@ class ExportedModel:
     card: ExportCard
     tokenizer: Tokenizer
     ood_detector: OodDetector | None
+    pixels: PixelRule | None = None  # of an encoder without a card; None: that of OpenAI's CLIP
 
     @property
     def encoder(self) -> Path | None:
@@ -63,15 +66,28 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     detector = None
     if FAMILIAR_FILE in card.files:
         detector = read_familiarity(place / FAMILIAR_FILE, num_queries=config.num_queries, width=config.dim)
-    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector)
+    try:
+        pixels = None if card.vision is None else read_vision_config(card.vision).clip.pixels
+    except ValueError as error:
+        raise card_error(str(place / CARD_FILE), error) from None
+    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector, pixels=pixels)
+
+
+def half_name(half: str, pictures: PictureFormat | None) -> str:
+    """What a half of the picture encoder is, in the words of a model with an adapter or with pictures as tokens."""
+    words = {"clip": "CLIP", "query": "visual blocks"}
+    if pictures is not None:
+        words = {"clip": "tower's weights", "query": "connector's weights"}
+    return words.get(half, half)
 
 
 def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what: str, name: str) -> None:
     """Raise GraphError unless an encoder's fingerprint is that of the decoder's model."""
     for half, own in exported.card.fingerprint.items():
         if half in found and not is_same(found[half], own):
+            its = half_name(half, exported.card.picture_format)
             raise GraphError(
-                f"{what} is that of {name}, and its {HALVES.get(half, half)} are not those that the decoder in "
+                f"{what} is that of {name}, and its {its} are not those that the decoder in "
                 f"`{exported.folder}`, of {exported.card.name}, was trained with",
                 hint="export both from one model",
             )

@@ -186,7 +186,10 @@ class CaptionerSpec:
         if self.decoder is None and (self.decoder_backend or self.ge_config):
             raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
         if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
-            raise ValueError("clip, visual_heads and encoder go with adapter, which is missing")
+            raise ValueError(
+                "clip, visual_heads and encoder go with adapter, which is missing. For a model that sees "
+                "pictures as tokens, `llama-adapter convert` makes a bundle, which takes an encoder"
+            )
 
     def _check_encoder_device(self, device: int | str) -> None:
         """Raise ValueError for a device that does not run this kind of encoder."""

@@ -140,7 +140,12 @@ class Engine:
         if plan is None:
             return []
         self.enter_stage("forward")
-        return self._settle(self._runner.run(plan))
+        try:
+            result = self._runner.run(plan)
+        except BaseException:
+            self._scheduler.forget_kept(plan)
+            raise
+        return self._settle(result)
 
     def _settle(self, result: Result) -> list[Output]:
         """Turn a result into events. Rows that end leave their slots."""

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from llama_adapter.llm.config import EngineConfig
@@ -55,6 +55,12 @@ class KeptPrompts:
         """Numbers of the beginnings that were dropped since the last call."""
         dropped, self._dropped = self._dropped, []
         return dropped
+
+    def forget(self, kept: Iterable[KeptTokens | None], dropped: Iterable[int]) -> None:
+        """Forget what a plan that failed was to keep. The next plan drops what this one may not have dropped."""
+        new = {tokens.number for tokens in kept if tokens is not None and not tokens.is_known}
+        self._kept = OrderedDict((key, tokens) for key, tokens in self._kept.items() if tokens.number not in new)
+        self._dropped += [*dropped, *new]
 
     def clear(self) -> None:
         """Forget all, when the runner does."""

@@ -118,6 +118,12 @@ class Scheduler:
             num_top=max((sequence.request.num_top for sequence in rows), default=0),
         )
 
+    def forget_kept(self, plan: Plan) -> None:
+        """Forget the beginnings that a plan was to keep, after the runner raised an exception."""
+        prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
+        if not isinstance(prefill, DecodePlan):
+            self._kept.forget(prefill.kept, prefill.dropped)
+
     def find(self, row: int) -> Sequence | None:
         """The running sequence of a row; None if it has ended."""
         return self._by_row.get(row)

@@ -22,8 +22,9 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "has_sampling": bool,
     "gears": list,
     "settings": (dict, type(None)),
-    "picture_format": (dict, type(None)),
+    **dict.fromkeys(("picture_format", "vision"), (dict, type(None))),
 }
+_LATER: Final = ("picture_format", "vision")  # fields that early exports do not have
 _HINT: Final = "export it again with `llama-adapter export decoder`"
 
 
@@ -47,6 +48,8 @@ class ExportCard:
     settings: Mapping[str, Any] | None = None  # settings of the format
     # How pictures stand in prompts, if they are tokens of them. The graphs then take embeddings in place of ids.
     picture_format: PictureFormat | None = None
+    # A VisionConfig, because some encoders have no card. None: pictures are read by the rule of OpenAI's CLIP.
+    vision: Mapping[str, Any] | None = None
 
     @property
     def config(self) -> DecoderConfig:
@@ -56,8 +59,9 @@ class ExportCard:
     def write(self, folder: Path) -> None:
         """Write the card into `folder`. It must be the last file of an export."""
         values = {"version": VERSION, **asdict(self)}
-        if self.picture_format is None:  # left out, as in early exports
-            del values["picture_format"]
+        for name in _LATER:  # left out where they say nothing, as in early exports
+            if values[name] is None:
+                del values[name]
         values["mark"] = _mark(values)
         (folder / CARD_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
@@ -70,10 +74,10 @@ def read_card(folder: Path) -> ExportCard:
         take_version(values, VERSION)
         if values.pop("mark", None) != _mark({"version": VERSION, **values}):
             raise ValueError("it was changed after the export")
-        for name, early in (("template", "instruction"), ("picture_format", None)):
-            values.setdefault(name, early)  # early exports do not have it
+        values = {"template": "instruction", **dict.fromkeys(_LATER), **values}  # early exports do not have them
         check_fields(values, _FIELDS, what="the card")
         if (pictures := values["picture_format"]) is not None:
+            check_fields(values, {**_FIELDS, "vision": dict}, what="the card")
             check_fields(pictures, PictureFormat.__annotations__, what="picture_format")
             values["picture_format"] = PictureFormat(**pictures)
         for name in ("files", "fingerprint"):

@@ -1,6 +1,6 @@
 """The runner of exported decoders. It uses numpy and no torch."""
 
-import itertools
+from functools import partial
 
 import numpy as np
 
@@ -65,13 +65,21 @@ class ExportedRunner(HostRunner):
             lay_out_rows(prompt[known:], choices, () if known else own, most_tokens=most_tokens)
             for choices, (prompt, own) in zip(plan.continuations, with_pictures(plan), strict=True)
         ]
-        layouts = [layout for rows in questions for layout in rows]
-        prefixes = [prefix for prefix, rows in zip(plan.prefixes, questions, strict=True) for _ in rows]
-        logits_TV, cache = self.program.score(layouts, prefixes, before=before, keeps=any(plan.kept))
-        firsts = list(itertools.accumulate(map(len, questions), initial=0))  # the first row of each question
-        self._beginnings.keep(plan, lambda row, count: read_past(cache, firsts[row], count), start=self._start)
-        scores = iter(scores_of(logits_TV, layouts))
-        return [list(itertools.chain.from_iterable(itertools.islice(scores, len(rows)))) for rows in questions]
+        # The first row of each question, then the others in parts: all rows at once may need a far larger cache than
+        # the slots.
+        firsts = [rows[0] for rows in questions]
+        logits_TV, cache = self.program.score(firsts, plan.prefixes, before=before, keeps=any(plan.kept))
+        self._beginnings.keep(plan, partial(read_past, cache), start=self._start)
+        del cache
+        scores = scores_of(logits_TV, firsts)
+        others = [(number, layout) for number, rows in enumerate(questions) for layout in rows[1:]]
+        for first in range(0, len(others), self.config.num_slots):
+            numbers, layouts = zip(*others[first : first + self.config.num_slots], strict=True)
+            prefixes = [plan.prefixes[number] for number in numbers]
+            logits_TV, _ = self.program.score(layouts, prefixes, before=before)
+            for number, more in zip(numbers, scores_of(logits_TV, layouts), strict=True):
+                scores[number] += more
+        return scores
 
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self.program.slots.move(source, target, num_tokens=self._start + num_tokens)

@@ -4,6 +4,7 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,7 +122,7 @@ def as_array(numbers: Any) -> np.ndarray:
     return array
 
 
-def scores_of(logits_TV: np.ndarray, layouts: list[ScoreLayout]) -> list[list[float]]:
+def scores_of(logits_TV: np.ndarray, layouts: Sequence[ScoreLayout]) -> list[list[float]]:
     """Log-probabilities of each layout's continuations, from the logits that predict all their tokens in turn."""
     targets = [token for layout in layouts for token in layout.targets]
     per_token = iter(log_softmax(logits_TV)[np.arange(len(targets)), targets])

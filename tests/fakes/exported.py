@@ -96,17 +96,18 @@ def query_limit(dtype: GraphDtype = "float32") -> float:
     return spread(sample_queries(), exact, *(jittered(encoder, seed=seed)(pixels) for seed in range(4)))
 
 
-def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_std: float = 0.26130258) -> Path:
+def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_std: float | None = None) -> Path:
     """The graph as another program would export it, without card; `is_ours` keeps the names of its nodes."""
     model = onnx.load(encoder)
     del model.metadata_props[:]
     model.graph.name = "main"
     for node in model.graph.node:
         node.name = node.name if is_ours else node.name.rpartition(".")[2]
-    (std,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith("std")]
-    values = numpy_helper.to_array(std).copy()
-    values[1] = np.float32(green_std)
-    std.CopyFrom(numpy_helper.from_array(values, std.name))
+    if green_std is not None:
+        (std,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith("std")]
+        values = numpy_helper.to_array(std).copy()
+        values[1] = np.float32(green_std)
+        std.CopyFrom(numpy_helper.from_array(values, std.name))
     onnx.save(model, target)
     return target
 

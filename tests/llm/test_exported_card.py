@@ -1,6 +1,7 @@
 """The card of an exported decoder is read as it was written, or refused with a sentence."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ CARD = dataclasses.replace(
     files={"decoder.onnx": "0"},
     gears=({"rows": 1},),
     picture_format=exported.PICTURES,
+    vision={"clip": {"image_size": 8}},
 )
 
 
@@ -26,9 +28,9 @@ def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_card_without_pictures_as_tokens_is_that_of_early_exports(tmp_path: Path) -> None:
-    card = dataclasses.replace(CARD, picture_format=None)
+    card = dataclasses.replace(CARD, picture_format=None, vision=None)
     card.write(tmp_path)
-    assert "picture_format" not in (tmp_path / CARD_FILE).read_text()
+    assert not {"picture_format", "vision"} & json.loads((tmp_path / CARD_FILE).read_text()).keys()
     assert read_card(tmp_path) == card
 
 
@@ -47,6 +49,8 @@ def test_a_card_without_pictures_as_tokens_is_that_of_early_exports(tmp_path: Pa
         {"settings": 7},
         {"template": "other"},
         {"picture_format": {"token": "<image>"}},
+        {"vision": None},
+        {"vision": [1]},
         {"picture_format": {**dataclasses.asdict(exported.PICTURES), "token_id": "7"}},
         *(b"", b"[" * 100_000, b"\xff\0", b"null", b'{"version": ' + b"9" * 5000 + b"}"),
     ],

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +17,10 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.exported.program import HostSlots
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
+from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
 from tests.llm.exported import onnx_runner
 from tests.llm.toys import (
@@ -48,7 +52,8 @@ class Watched:
     def __init__(self, runner: Any) -> None:
         self.num_computed = 0  # tokens of prompts
         self.most_kept = 0  # places
-        self._runner, self._run = runner, runner.run
+        self.kept: Any = runner._beginnings
+        self._run = runner.run
         runner.run = self.run
 
     def run(self, plan: Plan) -> Result:
@@ -57,8 +62,7 @@ class Watched:
             known = [one.num_tokens if one and one.is_known else 0 for one in prefill.kept] or [0] * len(prefill.rows)
             self.num_computed += sum(len(prompt) for prompt in prefill.prompts) - sum(known)
         result = self._run(plan)
-        kept = sum(k.shape[2] for k, _ in self._runner._beginnings.values())
-        self.most_kept = max(self.most_kept, kept)
+        self.most_kept = max(self.most_kept, sum(k.shape[2] for k, _ in self.kept.values()))
         return result
 
 
@@ -123,14 +127,22 @@ def test_what_is_kept_has_the_heads_and_windows_of_every_family(
 
 
 @pytest.mark.parametrize("num_past", [0, 4])
-@pytest.mark.parametrize("kind", ["kernels", "exact", "bucketed", "onnx"])
-def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        *((kind, CONFIG) for kind in ("kernels", "exact", "bucketed", "onnx")),
+        *((kind, config) for kind in ("exact", "onnx") for config in OTHERS.values()),
+    ],
+)
+def test_choices_are_scored_behind_what_is_kept(
+    kind: str, config: DecoderConfig, num_past: int, tmp_path: Path
+) -> None:
     pictures = [0, 1, 0, 0, -1, 1, 2, 3, 0, 1]
     scores, computed = [], []
     for room in (0, 2 * 15):
-        past = toy_past(CONFIG, num_past)
-        engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room, past=past)
-        requests: list[Any] = questions(engine, pictures)
+        past = toy_past(config, num_past)
+        engine, watched = open_engine(config, kind=kind, folder=tmp_path, kept_places=room, past=past)
+        requests: list[Any] = questions(engine, pictures, config=config)
         for number, request in enumerate(requests):
             if number != 3:  # one question is answered, and its picture is kept for the choices
                 parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
@@ -142,14 +154,23 @@ def test_choices_are_scored_behind_what_is_kept(kind: str, num_past: int, tmp_pa
         assert watched.most_kept <= room
     assert scores[0].keys() == scores[1].keys()
     for number, expected in scores[0].items():
-        assert scores[1][number] == pytest.approx(expected, abs=2 * 3 * rounding(CONFIG))  # of up to three tokens
+        assert scores[1][number] == pytest.approx(expected, abs=2 * 3 * rounding(config))  # of up to three tokens
     assert computed[1] <= computed[0] - 3 * 11
 
 
 @pytest.mark.parametrize("kind", ["exact", "onnx"])
-def test_choices_that_fill_several_rows_keep_the_beginning_of_their_own_question(kind: str, tmp_path: Path) -> None:
-    many = tuple((first, 4, 5, 6, 7, 8, 9) for first in range(10, 20))  # 60 tokens are fed
-    scores, computed = [], []
+def test_choices_that_fill_several_rows_keep_the_beginning_of_their_own_question(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = tuple((first, 4, 5, 6, 7, 8, 9) for first in range(10, 40))  # 180 tokens are fed
+    scores, computed, num_rows = [], [], list[int]()
+    own = HostSlots.fresh
+
+    def fresh(slots: HostSlots, rows: int, *given: Any) -> list[np.ndarray]:
+        num_rows.append(rows)
+        return own(slots, rows, *given)
+
+    monkeypatch.setattr(HostSlots, "fresh", fresh)
     for room in (0, 1000):
         engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room)
         for request in questions(engine, [0, 1, 1, 0]):
@@ -157,6 +178,7 @@ def test_choices_that_fill_several_rows_keep_the_beginning_of_their_own_question
             engine.submit(ScoreRequest(id=request.id, continuations=many, **parts))
         scores.append({output.request_id: output.logprobs for output in drain(engine)})
         computed.append(watched.num_computed)
+    assert max(num_rows, default=0) <= 4  # of all layers: no more than the slots
     assert computed[1] == computed[0] - 2 * 11
     for number, expected in scores[0].items():
         assert scores[1][number] == pytest.approx(expected, abs=2 * 7 * rounding(CONFIG))
@@ -216,14 +238,34 @@ def test_nothing_is_kept(config: DecoderConfig, room: int) -> None:
     assert (watched.num_computed, watched.most_kept) == (sum(len(one.prompt_ids) for one in requests), 0)
 
 
-def test_a_reset_forgets_what_is_kept() -> None:
-    engine, watched = open_engine(kept_places=ROOM)
+@pytest.mark.parametrize("kind", ["kernels", "exact", "onnx"])
+def test_a_reset_forgets_what_is_kept(kind: str, tmp_path: Path) -> None:
+    engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=ROOM)
     first, second = questions(engine, [0, 0])
     expected = answer(engine, [first]) | answer(engine, [second])
     engine.reset()
+    assert not watched.kept
     before = watched.num_computed
     assert answer(engine, [first, second]) == expected
     assert watched.num_computed == before + len(first.prompt_ids) + len(second.prompt_ids) - 11
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("kind", ["kernels", "exact", "onnx"])
+def test_a_failed_step_keeps_nothing(kind: str, scored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=11)
+    other, first, second = questions(engine, [1, 0, 0])
+    expected = answer(engine, [second])
+    answer(engine, [other])
+    parts = {"prompt_ids": first.prompt_ids, "prefix": first.prefix, "pictures": first.pictures}
+    engine.submit(ScoreRequest(id=first.id, continuations=((3, 4),), **parts) if scored else first)
+    with monkeypatch.context() as patched:
+        patched.setattr(Beginnings, "keep", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            engine.step()
+    engine.cancel(first.id)
+    assert answer(engine, [second]) == expected
+    assert len(watched.kept) == 1  # what the failed step was to drop is dropped
 
 
 def test_a_thousand_questions_of_several_threads_get_their_own_pictures_answers() -> None:

@@ -30,6 +30,12 @@ from tests.llm.toys import EOS_ID, NATIVE, answer, drain, open_runner, toy_decod
 
 PLAIN = dataclasses.replace(NATIVE, num_adapter_layers=0, num_queries=0)
 PLACEHOLDER = 7
+EXPORTS: dict[str, dict[str, Any]] = {
+    "onnx": {},
+    "onnx on a device": {"on_device": True},
+    "onnx in float16": {"precision": "float16"},
+    "onnx in int8": {"precision": "int8"},
+}
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
 
 Words = tuple[int, ...]
@@ -38,9 +44,8 @@ Words = tuple[int, ...]
 def open_engine(kind: str, *, num_slots: int = 4, folder: Path | None = None) -> tuple[Engine, Tensor]:
     """An engine by plain torch, by the kernels or by an export in `folder`, and the embeddings of its tokens."""
     state = toy_decoder(PLAIN).state_dict()
-    if folder is not None and kind.startswith("onnx"):
-        on_device = kind == "onnx on a device"
-        exported = onnx_runner(toy_decoder(PLAIN), folder, num_slots=num_slots, on_device=on_device, embeddings=True)
+    if folder is not None and kind in EXPORTS:
+        exported = onnx_runner(toy_decoder(PLAIN), folder, num_slots=num_slots, embeddings=True, **EXPORTS[kind])
         return Engine(exported, eos_id=EOS_ID), state["embedding.weight"]
     options: dict[str, Any] = {"operators": "aten"} if kind == "plain" else {}
     runner = open_runner(PLAIN, state, num_slots=num_slots, **options)
@@ -77,14 +82,14 @@ def asked(
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("kind", ["plain", "kernels", "onnx", "onnx on a device"])
+@pytest.mark.parametrize("kind", ["plain", "kernels", *EXPORTS])
 @pytest.mark.parametrize("scored", [False, True], ids=["generated", "scored"])
 def test_pictures_give_what_the_ids_of_their_embeddings_give(kind: str, scored: bool, tmp_path: Path) -> None:
     check_pictures(*open_engine(kind, folder=tmp_path), scored=scored)
 
 
-def check_pictures(engine: Engine, embedding: Tensor, *, scored: bool) -> None:
-    """Prompts with pictures, in batches, give what the ids of the pictures' embeddings give."""
+def check_pictures(engine: Engine, embedding: Tensor, *, scored: bool, limit: float = 1e-5) -> None:
+    """Prompts with pictures, in batches, give what the ids of the pictures' embeddings give, within `limit`."""
     draw = random.Random(0)
 
     def shown(count: int = 5) -> tuple[str, Words]:
@@ -110,7 +115,7 @@ def check_pictures(engine: Engine, embedding: Tensor, *, scored: bool) -> None:
         logprobs: dict[int, list[Tensor]] = {}
         for output in drain(engine):
             logprobs.setdefault(output.request_id, []).append(torch.tensor(output.logprobs))
-        assert all(torch.allclose(ours, theirs, atol=1e-5) for ours, theirs in logprobs.values())
+        assert all(torch.allclose(ours, theirs, atol=limit) for ours, theirs in logprobs.values())
         assert len({tuple(ours.tolist()) for ours, _ in logprobs.values()}) == len(prompts) - 1  # two are the same
     else:
         assert answer(engine, found) == answer(engine, wanted)

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llama_adapter import Captioner
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.exported.parity import compare
+from llama_adapter.runtime.graphs.card import GraphDtype
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from tests.app.picture_models import Reference, pictures, save
 from tests.llm.test_picture_tokens import PLAIN, check_pictures
@@ -17,15 +19,16 @@ from tests.llm.toys import EOS_ID, eager, rounding, toy_decoder
 from tests.mindspore.models import mindir_runner
 
 
-@pytest.mark.parametrize("backend", ["ms", "mslite"])
+@pytest.mark.parametrize(("backend", "dtype"), [("ms", "float32"), ("ms", "float16"), ("mslite", "float32")])
 def test_pictures_give_what_the_ids_of_their_embeddings_give(
-    backend: MindirBackend, mslite: Any, tmp_path: Path
+    backend: MindirBackend, dtype: GraphDtype, mslite: Any, tmp_path: Path
 ) -> None:
     """MindSpore Lite runs prompts in the prefill graph, MindSpore in that of increments."""
     decoder = toy_decoder(PLAIN)
-    runner = mindir_runner(decoder, tmp_path, num_slots=4, backend=backend, embeddings=True)
+    runner = mindir_runner(decoder, tmp_path, num_slots=4, backend=backend, dtype=dtype, embeddings=True)
+    limit = 4 * rounding(PLAIN, dtype=getattr(torch, dtype))  # of log-probabilities of two tokens
     for scored in (False, True):
-        check_pictures(Engine(runner, eos_id=EOS_ID), decoder.embedding.weight, scored=scored)
+        check_pictures(Engine(runner, eos_id=EOS_ID), decoder.embedding.weight, scored=scored, limit=limit)
 
 
 def test_logits_behind_pictures_differ_by_rounding_only(tmp_path: Path) -> None:
@@ -37,14 +40,16 @@ def test_logits_behind_pictures_differ_by_rounding_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llava", "smolvlm"])
+@pytest.mark.parametrize("backend", ["ms", "mslite"])
 @pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "MindSpore")
-def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_answers_are_those_of_transformers(backend: MindirBackend, kind: str, mslite: Any, tmp_path: Path) -> None:
+    """MindSpore Lite reads no card of the encoder."""
     folder, images = save(tmp_path / "model", kind), pictures(2)
     reference = Reference(folder, kind)
     job = DecoderJob(spec=CaptionerSpec(llama_dir=folder), out=str(tmp_path / "mindir"), format="mindir")
     run_export_decoder(job)
 
-    with Captioner.load(decoder=tmp_path / "mindir", batch_size=2) as captioner:
+    with Captioner.load(decoder=tmp_path / "mindir", decoder_backend=backend, batch_size=2) as captioner:
         answers = captioner.generate(images, ["What is it?", "a"], max_new_tokens=64)
         both = captioner.ask(images, "a", max_new_tokens=24)
 

@@ -1,5 +1,6 @@
-"""The graph of a connector gets few squares in a call, because a batch of pictures that are cut has many."""
+"""The graph of an encoder gets few squares in a call, where a batch of pictures that are cut has many."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from llama_adapter.runtime.graphs.session import GraphInfo
 from llama_adapter.vision.backends.exported import ExportedEncoder
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
-from tests.fakes.towers import CONNECTORS, TOWERS
+from tests.fakes.towers import CONNECTORS
+
+CUT = replace(CONNECTORS["SmolVLM"], clip=replace(CONNECTORS["SmolVLM"].clip, is_squashed=False, longest=120))
 
 
 class Session:
@@ -43,11 +46,11 @@ class Session:
 @pytest.mark.parametrize(
     ("config", "batch_sizes", "calls"),
     [
-        (CONNECTORS["SmolVLM"], None, [8, 8, 4]),
-        (CONNECTORS["SmolVLM"], (4,), [20]),  # its session divides them
-        (next(iter(TOWERS.values())), None, [20]),
+        (CUT, None, [8, 8, 4]),
+        (CUT, (4,), [20]),  # its session divides them
+        (CONNECTORS["LLaVA"], None, [20]),
     ],
-    ids=["any batch", "a fixed batch", "an adapter's encoder"],
+    ids=["any batch", "a fixed batch", "pictures that are not cut"],
 )
 def test_squares_of_a_call(config: VisionConfig, batch_sizes: tuple[int, ...] | None, calls: list[int]) -> None:
     session: Any = Session(config, batch_sizes)

@@ -43,6 +43,7 @@ from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.vision.encoder import encoder_from_state
 from llama_adapter.vision.export import compare as compare_encoders
 from llama_adapter.vision.export import export_onnx
+from llama_adapter.vision.pixels import PixelRule
 
 DecoderFormat = Literal["onnx", "onnx-atc", "mindir"]
 _ROOM: Final = 1.2  # memory for a comparison: this factor times torch's float32 model plus twice the export
@@ -100,8 +101,10 @@ def run_export_decoder(job: DecoderJob) -> None:
         tell(f"next: llama-adapter {task} --decoder {shlex.quote(job.out)}")
     else:
         file = shlex.quote(os.path.join(job.out, DECODER_FILE))
-        most = 256 + (0 if card.picture_format is None else card.picture_format.most_tokens)  # tokens of a prompt
-        sizes = f"--sizes R=1,S={most},P=1,T=1 --sizes R=1,S=1,P={most + 256},T=1"  # gears for a prompt and for a token
+        pictures, context = card.picture_format, card.config.context
+        most = min(256 + (0 if pictures is None else pictures.most_tokens), context)  # tokens of a prompt
+        # Gears for a prompt and for a token.
+        sizes = f"--sizes R=1,S={most},P=1,T=1 --sizes R=1,S=1,P={min(most + 256, context)},T=1"
         tell(f"next: llama-adapter export om {file} --precision-mode origin {sizes}")
 
 
@@ -151,6 +154,8 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         files.append(FAMILIAR_FILE)
     if job.encoder and sees_pictures and not is_mindir:
         files += _write_encoder(job, model, folder)
+    rule = model.vision_config.clip.pixels
+    is_clips = model.picture_format is None and rule == PixelRule(image_size=rule.image_size)
     return ExportCard(
         format=job.format,
         name=model.name,
@@ -166,6 +171,7 @@ def _write(job: DecoderJob, model: LoadedModel, tensors: Iterable[tuple[str, Ten
         files={name: file_mark(folder / name) for name in files},
         settings=graphs,
         picture_format=model.picture_format,
+        vision=model.vision_config.to_dict() if sees_pictures and not is_clips else None,
     )
 
 

@@ -3,21 +3,28 @@
 Decoders in OM files run on stand-ins for ATC and ais_bench.
 """
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from llama_adapter import Captioner, GraphError
+from llama_adapter.app.captioning import assemble_exported
 from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.exported import read_exported_model
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.exported.card import read_card
+from llama_adapter.vision.pixels import PixelRule
 from tests.app.exported import compile_decoder, exported_embedded
 from tests.app.picture_models import Reference, pictures, save
+from tests.fakes.exported import without_card
 from tests.parity.exported import choice_limit
 from tests.runtime.graphs import conftest
 
@@ -121,14 +128,42 @@ def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path) ->
             Captioner.load(encoder=other, **options)
 
 
-def test_the_exported_encoder_goes_with_the_bundle_in_torch(
-    exported: Path, bundle: Path, folder: Path, kind: str
+def test_an_encoder_of_a_like_model_is_refused(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = read_exported_model(exported), read_card(Path(exported_embedded()))
+    foreign = without_card(exported / "encoder.onnx", tmp_path / "foreign.onnx")
+    larger = dataclasses.replace(model, pixels=PixelRule(image_size=48))
+    trained = dataclasses.replace(model, card=dataclasses.replace(model.card, fingerprint=other.fingerprint))
+    for read, encoder, words in (
+        (larger, foreign, r"foreign\.onnx` takes pictures of 32 pixels, and the decoder in .* is of a model for 48"),
+        (trained, exported / "encoder.onnx", r"its (tower|connector)'s weights are not those that the decoder in"),
+    ):
+        monkeypatch.setattr(assemble_exported, "read_exported_model", lambda folder, read=read: read)
+        with pytest.raises(GraphError, match=words):
+            Captioner.load(decoder=exported, encoder=encoder)
+
+
+SOURCES = {
+    "a bundle, an exported encoder": lambda places: {"model": places.bundle, "encoder": places.encoder},
+    "a bundle, an encoder without a card": lambda places: {"model": places.bundle, "encoder": places.foreign},
+    "an exported decoder, an encoder without a card": lambda places: {
+        "decoder": places.exported,
+        "encoder": places.foreign,
+    },
+    "an exported decoder, torch's encoder": lambda places: {"decoder": places.exported, "llama_dir": places.folder},
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_decoder_and_encoder_come_from_different_places(
+    name: str, exported: Path, bundle: Path, folder: Path, kind: str, tmp_path: Path
 ) -> None:
-    images, reference = pictures(2), Reference(folder, kind)
-    with Captioner.load(bundle, encoder=exported / "encoder.onnx", dtype="float32", device="cpu") as captioner:
+    images, reference, encoder = pictures(5), Reference(folder, kind), exported / "encoder.onnx"
+    foreign = without_card(encoder, tmp_path / "foreign.onnx")
+    places = SimpleNamespace(exported=exported, bundle=bundle, folder=folder, encoder=encoder, foreign=foreign)
+    with Captioner.load(**SOURCES[name](places), dtype="float32", device="cpu") as captioner:
         answers = captioner.generate(images, QUESTIONS[0], max_new_tokens=24)
 
-    assert captioner.info.vision == "onnxruntime (CPUExecutionProvider)"
+    assert captioner.info.vision.startswith("onnxruntime") == ("torch" not in name)
     for answer, image in zip(answers, images, strict=True):
         assert list(answer.token_ids) == reference.answer([image], QUESTIONS[0], max_new_tokens=24)
 

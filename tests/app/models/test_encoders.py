@@ -236,6 +236,8 @@ def test_a_damaged_card_is_refused() -> None:
     for odd in (*broken, "", "[]", "{}", text.replace('"version": 1', '"version": 2'), text[:-9]):
         with pytest.raises(GraphError, match="`f`"):
             EncoderCard.from_graph(GraphCard.from_json(odd, file="f"), file="f")
+    with pytest.raises(GraphError, match="depth"):
+        EncoderCard.from_graph(GraphCard.from_json(text.replace('"depth"', '"dept"'), file="f"), file="f")
     with pytest.raises(ValueError, match="float32 or float16"):
         dataclasses.replace(card.to_graph(), dtype="int8")  # type: ignore[arg-type]
 

@@ -81,7 +81,8 @@ def test_steps_of_any_size_are_padded_to_a_gear(
                 shape = [sizes.get(size, size) for size in port.shape]
                 inputs[port.name] = draw.normal(size=shape).astype(np.float32)
             inputs["ids"] = draw.integers(0, config.vocab_size, (rows, tokens), dtype=np.int32)
-            inputs["ids"][:, ::3] = -1 if embeddings else 0
+            if embeddings:  # given in place of some ids, in the step of one token too
+                inputs["ids"][::2, ::3] = -1
             inputs["positions"] = np.broadcast_to(np.arange(cached, cached + tokens, dtype=np.int32), (rows, tokens))
             inputs["mask"] = np.tri(tokens, cached + tokens, cached, dtype=bool)[None].repeat(rows, axis=0)
             inputs["wanted"] = np.array(wanted, np.int32)

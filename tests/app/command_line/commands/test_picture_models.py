@@ -72,9 +72,16 @@ def test_prefix_files_hold_no_tokens_of_pictures(folder: Path, flags: list[str],
     assert "`toy-vlm` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
 
 
-def test_a_bundle_is_exported_with_its_encoder(folder: Path, run: Run, tmp_path: Path) -> None:
-    bundle, out, photos = str(tmp_path / "bundle"), str(tmp_path / "out"), str(folder.parent / "photos")
-    assert run("convert", "--llama-dir", str(folder), "--out", bundle, "--no-known-answer").code == 0
+@pytest.fixture
+def bundle(folder: Path, run: Run) -> str:
+    made = folder.parent / "bundle"
+    if not made.exists():
+        assert run("convert", "--llama-dir", str(folder), "--out", str(made), "--no-known-answer").code == 0
+    return str(made)
+
+
+def test_a_bundle_is_exported_with_its_encoder(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
+    out, photos = str(tmp_path / "out"), str(folder.parent / "photos")
     ran = run("export", "decoder", "--model", bundle, "--out", out)
     assert ran.code == 0, ran.err
     assert "39 of 39 tokens are torch's" in ran.err
@@ -91,6 +98,39 @@ def test_a_bundle_is_exported_with_its_encoder(folder: Path, run: Run, tmp_path:
     refused = run("encode", photos, "--encoder", f"{out}/encoder.onnx", "--out", str(tmp_path / "prefixes"))
     assert refused.code == ExitCode.USAGE
     assert "sees pictures as tokens of its prompts, and prefix files hold none" in refused.err
+
+
+def test_the_encoder_of_a_bundle_is_exported_alone(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
+    encoder, out, photos = str(tmp_path / "one.onnx"), str(tmp_path / "out"), str(folder.parent / "photos")
+    exported = run("export", "onnx", "--model", bundle, "--out", encoder)
+    assert exported.code == 0, exported.err
+    checked = run("doctor", "--model", bundle, "--encoder", encoder)
+    assert checked.code == 0, checked.out
+    alone = run("export", "decoder", "--model", bundle, "--out", out, "--without-encoder", "--without-comparison")
+    assert alone.code == 0, alone.err
+
+    flags = ["--max-new-tokens", "6"]
+    blind = run("caption", "--decoder", out, photos, flags)
+    assert (blind.code, "has no picture encoder" in blind.err) == (ExitCode.FAILED, True)
+    wanted = run("caption", "--model", bundle, photos, flags, "--dtype", "float32", "--device", "cpu")
+    assert run("caption", "--decoder", out, "--encoder", encoder, photos, flags).texts() == wanted.texts() != {}
+
+
+def test_a_folder_says_that_its_bundle_takes_and_makes_encoders(folder: Path, run: Run, tmp_path: Path) -> None:
+    photos, file = str(folder.parent / "photos"), str(tmp_path / "one.onnx")
+    for ran in (
+        run("caption", photos, "--model", str(folder), "--encoder", file),
+        run("export", "onnx", "--llama-dir", str(folder), "--out", file),
+    ):
+        assert ran.code == ExitCode.USAGE
+        assert "`llama-adapter convert" in ran.err
+
+
+def test_gears_are_proposed_within_the_context(folder: Path, run: Run, tmp_path: Path) -> None:
+    flags = ["--format", "onnx-atc", "--context", "300", "--without-encoder"]
+    ran = run("export", "decoder", "--llama-dir", str(folder), "--out", str(tmp_path / "out"), flags)
+    assert ran.code == 0, ran.err
+    assert "--sizes R=1,S=300,P=1,T=1 --sizes R=1,S=1,P=300,T=1\n" in ran.err
 
 
 BREAKS = {
