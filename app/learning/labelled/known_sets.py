@@ -182,7 +182,8 @@ class _KnownSet(NamedTuple):
 
 _SETS = (
     _KnownSet("POPE", re.compile(r"(?:([a-z]+)_)?pope_(random|popular|adversarial)\.jsonl?"), _pope),
-    _KnownSet("VQA", re.compile(r"(v2_|)OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
+    _KnownSet("VQAv2", re.compile(r"(v2_)OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
+    _KnownSet("OK-VQA or VQA v1", re.compile(r"()OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
     _KnownSet("captions of COCO", re.compile(r"captions_(train|val)(\d{4})\.json"), _coco_captions),
     _KnownSet("ScienceQA", re.compile(r"problems\.json"), _science),
 )
