@@ -117,6 +117,18 @@ def test_a_table_without_pictures_is_no_success(text: str, tmp_path: Path, run: 
     assert run("caption", "--manifest", str(tmp_path / "t.json")).code != 0
 
 
+def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"image": f"{label}.png", "label": label} for label in (0, 1, -1, 7)]  # -1: the label is missing
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    info = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(info), tmp_path / "t.parquet")
+
+    found = read_examples(str(tmp_path / "t.parquet"), looks=False, digests=False)
+    assert [one.answers for one in found.examples] == [("cat",), ("dog",), ("7",)]
+    assert found.left_out.note().startswith("rows without an answer: 1")
+
+
 def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     picture = (HERE / "tables" / "red.png").read_bytes()
@@ -200,7 +212,7 @@ def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reaso
         ({"question": "Which?", "answers": ["a", "b", "b"]}, "Which?", ("b", "b", "a")),
         ({"question": "What does <image> mean?", "answer": "a"}, "What does <image> mean?", ("a",)),
         ({"question": "What?\n<image>", "answer": "a"}, "What?", ("a",)),
-        ({"question": "One.\n<image>\nTwo?", "answer": "a"}, "One.\n\nTwo?", ("a",)),
+        ({"question": "One.\n<image>\nTwo?", "answer": "a"}, "One.\nTwo?", ("a",)),
         ({"questions": [{"question": "<image> What?", "answer": "a"}]}, "What?", ("a",)),
     ],
 )

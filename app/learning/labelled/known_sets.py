@@ -1,4 +1,4 @@
-"""Reads known data sets in their published layout: POPE, MME, VQA (also OK-VQA), captions of COCO, and ScienceQA.
+"""Reads known data sets in their published layout: POPE, MME, VQA (v1, v2 and OK-VQA), captions of COCO, and ScienceQA.
 
 Field and file names come from the documentation of the sets. Each set is turned into rows like those of tables.
 """

@@ -223,21 +223,16 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
     return item
 
 
-def _names_pictures(column: str, value: object) -> bool:
-    """Whether a column that is not read seems to have pictures, by its name or this value."""
-    return (column not in KNOWN or column == _URL) and (
-        _LIKE_PICTURES.fullmatch(column) is not None or (isinstance(value, str) and has_picture_suffix(value))
-    )
-
-
 def _example(
     row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
 ) -> Example:
-    like = [name for name, value in row.items() if _names_pictures(name, value)]
-    if like and item.source is None and row.keys().isdisjoint(PICTURE_COLUMNS):
+    is_text = item.source is None and row.keys().isdisjoint(PICTURE_COLUMNS)
+    others = {name: str(value) for name, value in row.items() if is_text and (name not in KNOWN or name == _URL)}
+    like = [name for name, text in others.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(text)]
+    if like:
         raise ValueError(
-            f"it has {shown_excerpt(', '.join(like))}, and no picture in a column {named(PICTURE_COLUMNS)}; in a text "
-            "without a picture, this is null"
+            f"it has {shown_excerpt(', '.join(like))}, and no picture in a column {named(PICTURE_COLUMNS)}; if it is a "
+            "text, leave that out, or write null as its picture"
         )
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
         name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])

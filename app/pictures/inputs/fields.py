@@ -25,7 +25,7 @@ _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
 _LONGEST_PATH = 4096
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
-_LONE_MARK = re.compile(r"\A\s*<image>|<image>\s*\Z|^[ \t]*<image>[ \t]*$", re.MULTILINE)
+_LONE_MARK = re.compile(r"\A\s*<image>\s*|\s*<image>\s*\Z|^[ \t]*<image>[ \t]*\n", re.MULTILINE)
 # What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
 _MARK = re.compile(r"<image>|</img>|\A\s*<(?:img|video)>|<(?:img|video)>\s*\Z")
 
@@ -68,15 +68,9 @@ def asked_rows(values: Mapping[str, object], *, has_picture: bool) -> list[dict[
         rows = [{**row, **{known_name(name): value for name, value in one.items()}} for one in several]
     else:
         raise ValueError(f"its `{QUESTIONS}` are no list of objects")
-    return [_without_marks(one) for one in rows] if has_picture else rows
-
-
-def _without_marks(row: dict[str, object]) -> dict[str, object]:
-    """The row without marks of the picture at the beginning, at the end and on lines of their own of its question."""
-    asked = {
-        name: text for name in PROMPT_COLUMNS if isinstance(text := row.get(name), str) and _LONE_MARK.search(text)
-    }
-    return row | {name: _LONE_MARK.sub("", text).strip() for name, text in asked.items()}
+    for one in rows if has_picture else ():
+        one |= {name: _LONE_MARK.sub("", text) for name in PROMPT_COLUMNS if isinstance(text := one.get(name), str)}
+    return rows
 
 
 def _with_question(row: dict[str, object]) -> dict[str, object]:
