@@ -1,5 +1,6 @@
 """Lists, manifests, sheets of questions and tar archives: each line or member becomes an item, whatever it contains."""
 
+import contextlib
 import csv
 import gzip
 import io
@@ -21,7 +22,7 @@ from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_name
 from llama_adapter.vision.errors import PictureError
 from tests.app.pictures.inputs.files import tar_bytes
 from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_lines, mutated_tar, words
-from tests.fuzz.target import Target, refused, written
+from tests.fuzz.target import Target, new_folder, refused, written
 
 _MOST_ITEMS = 10_000  # per input; more than the bytes of an input can name
 _ANNOTATIONS = "v2_mscoco_val2014_annotations.json"  # read together with the questions
@@ -105,11 +106,12 @@ def sheet(data: bytes) -> str:
 def names(data: bytes) -> str:
     """A list of names, with line feeds or null characters.
 
-    Names are taken as they are, without expanding them, so that this machine's files are not accessed.
+    Names are not expanded, and the current folder is empty, so that this machine's files are not read.
     """
     path = str(written("list.txt", data))
     try:
-        return _checked(list_inputs(path, expand=lambda name: iter((file_input(name),))), num_bytes=len(data))
+        with contextlib.chdir(new_folder("empty")):
+            return _checked(list_inputs(path, expand=lambda name: iter((file_input(name),))), num_bytes=len(data))
     except InputsError as error:
         return refused(error)
 
@@ -165,6 +167,7 @@ def _json_layouts() -> dict[str, bytes]:
         "names": {"a.png": "a star", "b.png": ["one", "two"], "c.png": {"question": "What?", "answer": "x"}},
         "kohya": {"a": {"caption": "a star", "tags": "star, red"}},
         "texts": ["What?", "Why?"],
+        "vizwiz": [{"image": "a.png", "question": "<image>\nWhat?", "answers": [{"answer": "a"}, {"answer": "b"}]}],
         "pope": {"image": "a.jpg", "text": "Is it red?", "label": "yes"},
         "answers": {"questions": [asked], "annotations": [{**asked, "answers": [{"answer": "2"}, "two"]}]},
         "science": {"1": {"question": "Which?", "choices": ["a", "b"], "answer": 0, "image": "i.png", "split": "val"}},
@@ -178,6 +181,7 @@ def _archives() -> dict[str, bytes]:
         "s/1.json": b'{"a": 1, "b": [2]}',
         "s/1.txt": b"caption",
         "s/2.jpg": b"",
+        "s/2.txt": b"0 0.5 0.5 1 1e-05\n",
         "s/.x.png": b"h",
     }
     long = {"d" * 120 + "/" + "n" * 150 + ".png": b"z", "f\u00e9.png": b"u"}
@@ -194,6 +198,7 @@ def _archives() -> dict[str, bytes]:
 
 _WORDS = (
     *words("picture image file_name path prompt question instruction input choices yes,no a,a"),
+    *("img_name", "url", "train", "answers", "file://a%20b", "a\\b", "<image>", "['a']", "data:,"),
     *('["a", "b"]', "[", "{x}", "http://h/a.png", ["a", "b"], [1, 2], "a\0b"),
 )
 _cells = either(
@@ -206,7 +211,11 @@ _text = mutated_lines(
     mutated_bytes(b"# ", b"#", b"\0", b"\r", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b" ", b"./", b"\x1b[2J")
 )
 _SHEET = "Is it red?\n# a comment\n\nWhat is größer?\n".encode()
-_LISTS = {"lines": b"a.png\n# no\n\xff.png\r\n./# 1.jpg\n", "find": b"a.png\0b\nc.png\0"}
+_LISTS = {
+    "lines": b"a.png\n# no\n\xff.png\r\n./# 1.jpg\n",
+    "find": b"a.png\0b\nc.png\0",
+    "spelt": b"a\\b.png\nfile:///a%20b\nc.\xc3\xa9\n",
+}
 _LAYOUT_WORDS = words(
     "images annotations sentences raw questions image_id conversations from answers label caption split hint subject"
 )

@@ -132,18 +132,26 @@ def test_classes_stay_classes_beside_other_programs_values(tmp_path: Path) -> No
 
 
 def test_boxes_beside_pictures_are_no_captions_and_a_circle_of_links_ends(tmp_path: Path) -> None:
-    boxes = "0 0.5 0.5 0.25 1e-05\n12 0.1 0.2 0.3 0.4\n"
+    boxes = "0 0.5 0.5 0.25 1e-05\n12 0.1 .2 0.3 1\n3 1 1 1.000000 0.5 0.2 0.3 2\n"
     folder = tree(tmp_path, **{"a__1.png": b"1", "a__1.txt": boxes, "b__2.png": b"2", "b__2.txt": "0 is a cat"})
     (folder / "a" / "again").symlink_to(folder)
-    (folder / "linked").symlink_to(tree(tmp_path.with_name("elsewhere"), **{"3.png": b"3", "3.txt": "a dog"}))
+    elsewhere = tree(tmp_path.with_name("elsewhere"), **{"3.png": b"3", "3.txt": "a dog"})
+    for name in ("linked", "twice"):
+        (folder / name).symlink_to(elsewhere)
 
     found, note = data(folder)
-    assert found == [("2.png", ("0 is a cat",)), ("3.png", ("a dog",))]
+    assert found == [("2.png", ("0 is a cat",)), ("3.png", ("a dog",)), ("3.png", ("a dog",))]
     assert "pictures without text: 1" in note
     assert "texts without an answer: 1" in note
     (folder / "b" / "2.txt").unlink()
-    (folder / "linked").unlink()
+    for name in ("linked", "twice"):
+        (folder / name).unlink()
     assert [one.answers for one in read_examples(str(folder)).examples] == [("a",), ("b",)]
+
+
+@pytest.mark.parametrize("text", ["06 12 34 56 78", "1 2 3 4 5", "7 3.5 0.5 0.5 0.5"])
+def test_numbers_that_are_no_boxes_are_captions(text: str, tmp_path: Path) -> None:
+    assert data(tree(tmp_path, **{"1.png": b"1", "1.txt": text})) == ([("1.png", (text,))], "")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +161,8 @@ def test_boxes_beside_pictures_are_no_captions_and_a_circle_of_links_ends(tmp_pa
         (("training_set", "test_set"), "test_set, training_set seem to be splits, not classes"),
         (("train_station", "crash_test", "car", "bus"), None),
         (("test tube", "test strip"), None),
-        (("dataset",), "is the only folder, and has folders itself"),
+        (("train ticket", "test strip"), None),
+        (("dataset",), "all its labels are dataset"),
     ],
 )
 def test_folders_above_classes_are_no_classes(names: tuple[str, ...], told: str | None, tmp_path: Path) -> None:

@@ -70,7 +70,10 @@ def metadata(folder: Path) -> Path:
 
 
 def parquet(folder: Path) -> Path:
-    """Classes are numbers, as the `datasets` library writes them, and other columns have values that JSON lacks."""
+    """Classes are numbers, as the `datasets` library writes them, and other columns have values that JSON lacks.
+
+    A feature may be a list or a struct, be no column, or have other values than its type says.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -78,7 +81,9 @@ def parquet(folder: Path) -> Path:
     columns["answer"] = [COLORS.index(color) for color in columns["answer"]]
     columns["question"] = pyarrow.array(columns["question"]).dictionary_encode()
     columns |= {"on": [date(2026, 1, 1)] * len(ROWS), "m": [Decimal("0.5")] * len(ROWS), "md5": [b"\xff"] * len(ROWS)}
-    features = {"answer": {"names": COLORS, "_type": "ClassLabel"}, "image": {"_type": "Value"}}
+    classes = {"names": COLORS, "_type": "ClassLabel"}
+    features = {"boxes": [classes], "at": {"x": {"_type": "Value"}}, "label": classes, "answer": classes}
+    features |= {"question": classes, "image": {"_type": "Value"}}
     table = pyarrow.table(columns).replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": features}})}
     )
@@ -87,13 +92,13 @@ def parquet(folder: Path) -> Path:
 
 
 def spelt(folder: Path) -> Path:
-    """Names as on Windows, in addresses, on macOS and without suffix; rows lack empty cells at the end, as of Excel."""
+    """Names as on Windows, in addresses, on macOS and without suffix."""
     (folder / ROWS[0][0]).rename(folder / unicodedata.normalize("NFD", "é 0.png"))
     names = [f".\\{name}" if number % 2 else f"file://{folder}/%2E/{name}" for number, (name, *_) in enumerate(ROWS)]
     names[2] = Path(ROWS[2][0]).stem
-    names[0] = unicodedata.normalize("NFC", "é 0.png")
+    names[0] = ".\\" + unicodedata.normalize("NFC", "é%200")
     lines = [f"{name};{question};{color}" for name, (_, question, color) in zip(names, ROWS, strict=True)]
-    (folder / "t.csv").write_text("\n".join(["image;question;answer;remark", *lines]))
+    (folder / "t.csv").write_text("\n".join(["image;question;answer", *lines]))
     return folder / "t.csv"
 
 
@@ -120,6 +125,7 @@ TURNS = [
     for name, question, color in ROWS
 ]
 IMAGES = [{"id": number, "file_name": name} for number, (name, *_) in enumerate(ROWS)]
+WINDOWS = {"images": [{**image, "file_name": f".\\{image['file_name']}"} for image in IMAGES]}
 COCO = {"images": IMAGES, "annotations": [{"image_id": number, "caption": row[2]} for number, row in enumerate(ROWS)]}
 VIZWIZ = [
     {"image": row[0], "question": row[1], "answers": [{"answer": one} for one in ("no", row[2], row[2])]}
@@ -167,6 +173,7 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "lists in cells, a mark in questions": (values(LISTED, name="t.json"), ROWS),
     "VQA": (values(VQA, name="t.json"), ROWS),
     "COCO": (values(COCO, name="t.json"), CAPTIONS),
+    "COCO of Windows": (values(COCO | WINDOWS, name="t.json"), CAPTIONS),
     "Karpathy": (values(KARPATHY, name="t.json"), CAPTIONS),
     "names": (values({name: color for name, _, color in ROWS}, name="t.json"), CAPTIONS),
     "kohya": (values({Path(name).stem: {"caption": color} for name, _, color in ROWS}, name="metadata.json"), CAPTIONS),

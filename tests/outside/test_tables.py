@@ -117,12 +117,27 @@ def test_a_table_without_pictures_is_no_success(text: str, tmp_path: Path, run: 
     assert run("caption", "--manifest", str(tmp_path / "t.json")).code != 0
 
 
+def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"image": f"{label}.png", "label": label} for label in (0, 1, -1, 7)]  # -1: the label is missing
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    info = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(info), tmp_path / "t.parquet")
+
+    found = read_examples(str(tmp_path / "t.parquet"), looks=False, digests=False)
+    assert [one.answers for one in found.examples] == [("cat",), ("dog",), ("7",)]
+    assert found.left_out.note().startswith("rows without an answer: 1")
+
+
 def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     picture = (HERE / "tables" / "red.png").read_bytes()
     rows = [{"image": {"bytes": picture, "path": "0.png"}, "text": "a circle"}, {"image": None, "text": "none"}]
-    pq.write_table(pa.Table.from_pylist([{"image": picture, "text": "a circle"}]), tmp_path / "bytes.parquet")
-    assert [one.item.source for one in read_examples(str(tmp_path / "bytes.parquet")).examples] == [picture]
+    ours = [{"image": one, "text": "a circle"} for one in (picture, b"red.png")]
+    pq.write_table(pa.Table.from_pylist(ours), tmp_path / "bytes.parquet")
+    inside = read_examples(str(tmp_path / "bytes.parquet"))
+    assert [one.item.source for one in inside.examples] == [picture]
+    assert "line 2: its cell `image` has bytes that are no picture" in str(inside.problems[0])
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
 
     found = read_examples(str(tmp_path / "train.parquet"))
@@ -163,10 +178,17 @@ ASKED_OF = {"question": "What is it?", "answer": "a liver"}
     ],
 )
 def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, column: str, tmp_path: Path) -> None:
-    with pytest.raises(InputsError, match=rf"Wanted pictures in a column picture, .*t\.json, line 1 has {column}\."):
-        examples(tmp_path, data)
-    texts = examples(tmp_path, [{"file": "a.py", "image": None, **ASKED_OF}]).examples
-    assert [one.item.source for one in texts] == [None]
+    found = examples(tmp_path, data)
+    assert not found.examples
+    assert f"line 1: it has {column}, and no picture in a column picture, image" in str(found.problems[0])
+
+
+@pytest.mark.parametrize("row", [{"file": "a.py"}, {"source": "a.png", "image": None}, {"img_id": 1, "images": []}])
+def test_a_text_may_say_that_it_has_no_picture(row: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{**row, **ASKED_OF}, {"url": "a.png", "question": "Why?", "answer": "a"}]
+    found = examples(tmp_path, rows)
+    assert [one.item.source for one in found.examples] == [None]
+    assert [str(one).partition(", and")[0] for one in found.problems] == [f"{tmp_path}/t.json, line 2: it has url"]
 
 
 @pytest.mark.parametrize(
@@ -179,8 +201,32 @@ def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, col
 )
 def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reason: str, tmp_path: Path) -> None:
     assert reason in str(examples(tmp_path, [row]).problems[0])
-    box = examples(tmp_path, [{"image": "a.png", "question": "Where?", "answers": "[1, 2, 30, 40]"}]).examples
-    assert [one.answers for one in box] == [("[1, 2, 30, 40]",)]
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "answers"),
+    [
+        ({"question": "Where?", "answers": "[1, 2, 30, 40]"}, "Where?", ("[1, 2, 30, 40]",)),
+        ({"captions": '["STOP" sign] on a pole'}, None, ('["STOP" sign] on a pole',)),
+        ({"captions": ["a", "b", "b"]}, None, ("a", "b", "b")),  # training learns the user's first
+        ({"question": "Which?", "answers": ["a", "b", "b"]}, "Which?", ("b", "b", "a")),
+        ({"question": "What does <image> mean?", "answer": "a"}, "What does <image> mean?", ("a",)),
+        ({"question": "What?\n<image>", "answer": "a"}, "What?", ("a",)),
+        ({"question": "One.\n<image>\nTwo?", "answer": "a"}, "One.\nTwo?", ("a",)),
+        ({"questions": [{"question": "<image> What?", "answer": "a"}]}, "What?", ("a",)),
+    ],
+)
+def test_texts_of_rows_are_kept(
+    row: dict[str, Any], question: str | None, answers: tuple[str, ...], tmp_path: Path
+) -> None:
+    (found,) = examples(tmp_path, [{"image": "a.png", **row}]).examples
+    assert (found.question.instruction, found.answers) == (question, answers)
+
+
+def test_a_row_that_lacks_a_cell_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image;id;question;answer;remark\na.png;What is it?;a cat;sure\n")
+    (problem,) = read_examples(str(tmp_path / "t.csv"), looks=False, digests=False).problems
+    assert str(problem).endswith("line 2: it has 4 cells, and the first line has 5")
 
 
 def test_captions_and_questions_are_not_lost_in_silence(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class DataSettings:
     data: tuple[str, ...]
     question: str | None = None  # the question for examples that have none
     choices: tuple[str, ...] | None = None  # the choices for all examples; None: each example's own choices
-    picture_folder: str | None = None  # folder with the pictures of known sets; None: the usual places
+    picture_folder: str | None = None  # of the pictures that tables and known sets name; None: the usual places
     sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
     split: str | None = None  # None: test, if the data have this split, otherwise all examples
     limit: int | None = None  # the most examples, drawn by picture

@@ -1,4 +1,4 @@
-"""Reads known data sets in their published layout: POPE, MME, VQA (also OK-VQA), captions of COCO, and ScienceQA.
+"""Reads known data sets in their published layout: POPE, MME, VQA (v1, v2 and OK-VQA), captions of COCO, and ScienceQA.
 
 Field and file names come from the documentation of the sets. Each set is turned into rows like those of tables.
 """
@@ -182,7 +182,8 @@ class _KnownSet(NamedTuple):
 
 _SETS = (
     _KnownSet("POPE", re.compile(r"(?:([a-z]+)_)?pope_(random|popular|adversarial)\.jsonl?"), _pope),
-    _KnownSet("VQA", re.compile(r"(v2_|)OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
+    _KnownSet("VQAv2", re.compile(r"(v2_)OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
+    _KnownSet("OK-VQA or VQA v1", re.compile(r"()OpenEnded_mscoco_(train|val)(\d{4})_questions\.json"), _vqa),
     _KnownSet("captions of COCO", re.compile(r"captions_(train|val)(\d{4})\.json"), _coco_captions),
     _KnownSet("ScienceQA", re.compile(r"problems\.json"), _science),
 )

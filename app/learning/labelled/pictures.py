@@ -119,7 +119,7 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
     found, split_of, has_texts, unpaired = Examples(), dict(split_folders(folder)), False, list[str]()
     if names := [name for name in sub_folders(folder) if split_name(name) not in SPLITS]:
         found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
-    for place, groups in _groups(folder, seen=set()):
+    for place, groups in _groups(folder):
         if _REPEATS.match(os.path.basename(place)):
             found.left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
@@ -155,9 +155,12 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
     return found
 
 
-def _groups(folder: str, *, seen: set[str]) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """Each folder that was not `seen`, with its pictures and the texts of each; "" for texts without picture."""
-    seen.add(os.path.realpath(folder))
+def _groups(folder: str, *, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """Each folder that is searched, with its pictures and the texts of each; "" for texts without picture.
+
+    A link to one of the folders `above` is not followed, because it makes a circle.
+    """
+    above |= {os.path.realpath(folder)}
     pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     with os.scandir(folder) as listing:
         for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
@@ -178,8 +181,8 @@ def _groups(folder: str, *, seen: set[str]) -> Iterator[tuple[str, list[tuple[st
     groups += [("", names) for names in texts.values()]
     yield folder, sorted(groups, key=lambda group: natural_key(group[0] or group[1][0]))
     for path in (os.path.join(folder, name) for name in sub_folders(folder)):
-        if os.path.realpath(path) not in seen:
-            yield from _groups(path, seen=seen)
+        if os.path.realpath(path) not in above:
+            yield from _groups(path, above=above)
 
 
 def _priority(name: str) -> int:

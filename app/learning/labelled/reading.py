@@ -14,7 +14,7 @@ from llama_adapter.app.learning.labelled.pictures import (
     split_folders,
     sub_folders,
 )
-from llama_adapter.app.learning.labelled.rows import Columns, split_in, with_classes
+from llama_adapter.app.learning.labelled.rows import Columns, are_splits, split_in, with_classes
 from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
@@ -53,18 +53,18 @@ def read_examples(
     """
     found = Examples()
     matches = [(path, list(expand_pattern(path)) if is_pattern(path) else [path]) for path in paths]
-    are_splits = _are_splits([name for _, names in matches for name in names])
+    has_splits = _are_splits([name for _, names in matches for name in names])
     for path, names in matches:
         one = Examples()
         if not names:
             raise InputsError(f"Wanted files that match the pattern `{shown_name(path)}`, but there are none.")
         for name in names:
-            split = _split_of(name) if are_splits else ""
+            split = _split_of(name) if has_splits else ""
             one.extend(_named(name, columns=columns, pictures=pictures, split=split))
-        if not are_splits:
+        if not has_splits:
             with_classes(one, place=path)
         found.extend(one)
-    if are_splits:  # they have the same classes
+    if has_splits:  # they have the same classes
         with_classes(found, place=" ".join(paths))
     if looks:
         without_missing(found)
@@ -83,8 +83,8 @@ def read_examples(
 
 def _are_splits(paths: Sequence[str]) -> bool:
     """Whether the paths are tables or archives named as splits: `train.csv` and others, such as `test.csv`."""
-    are_named = all(_split_of(path) and (_is_table(path) or is_archive_name(path)) for path in paths)
-    return are_named and "train" in map(_split_of, paths) and len(set(map(_split_of, paths))) > 1
+    are_files = all(_is_table(path) or is_archive_name(path) for path in paths)
+    return are_files and are_splits(list(map(_stem, paths))) and "train" in map(_split_of, paths)
 
 
 def _is_table(path: str) -> bool:
@@ -93,7 +93,11 @@ def _is_table(path: str) -> bool:
 
 
 def _split_of(path: str) -> str:
-    return split_in(os.path.basename(path).split(".")[0])
+    return split_in(_stem(path))[0]
+
+
+def _stem(path: str) -> str:
+    return os.path.basename(path).split(".")[0]
 
 
 def _named(path: str, *, columns: Columns, pictures: str | None, split: str = "") -> Examples:
@@ -101,7 +105,7 @@ def _named(path: str, *, columns: Columns, pictures: str | None, split: str = ""
     if known is not None:
         return known
     if os.path.isdir(path):
-        return _folder(path, columns=columns)
+        return _folder(path, columns=columns, pictures=pictures)
     if not os.path.exists(path):
         raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
     if is_archive_name(path):
@@ -134,17 +138,17 @@ def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
     return found
 
 
-def _folder(folder: str, *, columns: Columns) -> Examples:
+def _folder(folder: str, *, columns: Columns, pictures: str | None) -> Examples:
     found, has_any, tables = Examples(), False, list[str]()
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         names = sorted(os.listdir(place), key=natural_key)
-        are_splits = _are_splits(list(filter(is_archive_name, names)))
+        has_splits = not split and _are_splits(list(filter(is_archive_name, names)))
         for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
-                found.extend(table_examples(path, columns=columns, split=split))
+                found.extend(table_examples(path, columns=columns, split=split, pictures=pictures))
             elif is_archive_name(name):
-                own = _split_of(name) if are_splits and not split else split
+                own = _split_of(name) if has_splits else split
                 found.extend(archive_examples(path, columns=columns, split=own))
             else:
                 tables += [path] * name.lower().endswith(TABLE_SUFFIXES)
@@ -157,11 +161,8 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
         if len(classes) < 2 and (not classes or tables):
             raise _is_none_of_the_forms(folder, tables)
         found = class_examples(folder, columns=columns)
-        inner = os.path.join(folder, *classes)
-        if len(classes) == 1 and os.path.isdir(inner) and sub_folders(inner):
-            found.refuse(inner, "is the only folder, and has folders itself; if these are the classes, name it as DATA")
-        splits = sorted(filter(split_in, classes))
-        if len(set(map(split_in, splits))) > 1 and len(splits) * 2 > len(classes):
+        splits = sorted(name for name in classes if all(split_in(name)))
+        if are_splits(splits):
             found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
     _count_left_out(folder, found, has_rows=has_any)
     return found

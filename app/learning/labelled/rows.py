@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llama_adapter.app.learning.labelled.example import Choices, Example, Examples, Task
-from llama_adapter.app.pictures.inputs import InputsError, PictureInput, QuestionFields, natural_key
+from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields, natural_key
 from llama_adapter.app.pictures.inputs.addresses import ADDRESS
 from llama_adapter.app.pictures.inputs.fields import (
     KNOWN_COLUMNS,
@@ -27,13 +27,14 @@ from llama_adapter.app.pictures.inputs.fields import (
 )
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 from llama_adapter.runtime.given import split_choices
-from llama_adapter.runtime.text import shown_excerpt, shown_text
+from llama_adapter.runtime.text import shown_excerpt
 
 CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 # The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
 _LISTS = ("answers", "captions")  # in cells, these may be lists of texts in JSON
+_JSON_TEXTS = re.compile(r"""\s*\[["'].*["']\]\s*""", re.DOTALL)
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
@@ -67,10 +68,17 @@ def split_name(name: str) -> str:
     return _SPLITS.get(name, name)
 
 
-def split_in(name: str) -> str:
-    """The only split that a word of a name is, as in `train-00000-of-00002` and `train_labels`; "" for another name."""
-    splits = {_SPLITS[word] for word in re.split(r"[\W\d_]+", name.lower()) if word in _SPLITS}
-    return splits.pop() if len(splits) == 1 else ""
+def split_in(name: str) -> tuple[str, list[str]]:
+    """The only split that a word of a name is, "" if there is none, and the other words: `train-00000-of-00002`."""
+    words = re.findall(r"[^\W\d_]+", name.lower())
+    splits = {_SPLITS[word] for word in words if word in _SPLITS}
+    return splits.pop() if len(splits) == 1 else "", [word for word in words if word not in _SPLITS]
+
+
+def are_splits(names: Sequence[str]) -> bool:
+    """Whether names have different splits and no other difference than numbers, as `pets_train` and `pets_test`."""
+    splits, others = {split_in(name)[0] for name in names}, [split_in(name)[1] for name in names]
+    return len(splits) > 1 and "" not in splits and others.count(others[0]) == len(others)
 
 
 def similar_split(name: str) -> str | None:
@@ -218,6 +226,14 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
 def _example(
     row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
 ) -> Example:
+    is_text = item.source is None and row.keys().isdisjoint(PICTURE_COLUMNS)
+    others = {name: str(value) for name, value in row.items() if is_text and (name not in KNOWN or name == _URL)}
+    like = [name for name, text in others.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(text)]
+    if like:
+        raise ValueError(
+            f"it has {shown_excerpt(', '.join(like))}, and no picture in a column {named(PICTURE_COLUMNS)}; if it is a "
+            "text, leave that out, or write null as its picture"
+        )
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
         name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])
     }
@@ -233,13 +249,6 @@ def _example(
         answers = _among(choices, answers, shown=f"{column.removesuffix('s')} {shown_excerpt(repr(row[column]))}")
     spoken_for = {*question_columns(row), *ANSWER_COLUMNS, *PICTURE_COLUMNS, _PART, _SPLIT}
     own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
-    like = [name for name, value in own.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(value)]
-    if like and item.source is None:
-        raise InputsError(
-            f"Wanted pictures in a column {named(PICTURE_COLUMNS)}, but {shown_text(place)} has "
-            f"{shown_excerpt(', '.join(like))}.",
-            hint="call the column with the files of pictures picture; if there are only texts, take these columns out",
-        )
     if item.source is None and question.instruction is None and question.input is None:
         raise ValueError("it has neither a picture nor a question")
     return Example(
@@ -262,12 +271,12 @@ def _task(column: str, *, choices: Sequence[str] | None, question: QuestionField
 
 
 def _texts(value: object, *, name: str) -> tuple[str, ...]:
-    """The texts of a cell, without blank ones, the most frequent first; of objects, as in VQA, their `answer`.
+    """The texts of a cell, without blank ones; of objects, as in VQA, their `answer`. Frequent `answers` come first.
 
     Raises ValueError for values that are no texts, numbers or dates, and for a list in a cell that is not JSON.
     """
     texts = []
-    if name in _LISTS and isinstance(value, str) and value.startswith(('["', "['")):
+    if name in _LISTS and isinstance(value, str) and _JSON_TEXTS.fullmatch(value):
         try:
             value = split_choices(value)
         except ValueError:
@@ -280,7 +289,7 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
         if not is_encodable(text):
             raise ValueError(f"its {name} is not UTF-8")
         texts.append(text.strip())
-    numbers = Counter(texts)
+    numbers = Counter(texts if name == "answers" else ())
     return tuple(sorted(filter(None, texts), key=lambda text: -numbers[text]))
 
 

@@ -156,7 +156,7 @@ class TrainJob:
     spec: CaptionerSpec = field(default_factory=CaptionerSpec)
     choice: TrainingChoice = field(default_factory=TrainingChoice)
     question: str | None = None  # the question for examples that have none
-    pictures: str | None = None  # folder with the pictures of known sets
+    pictures: str | None = None  # folder of the pictures that tables and known sets name
     sample_fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
     validation: float = 0.1  # share of the pictures used for early stopping
     test: float = 0.1  # share of the pictures used for the final scores

@@ -21,7 +21,8 @@ from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst")
 MAX_TEXT_BYTES = 2**20  # limit for a member that holds columns
 _TEXTS = ("txt", "cls", "caption")
-_BOX = re.compile(r"\d+(?: [-+.\de]+){4,}")  # a line of YOLO's texts: a class, and the places of a box or a polygon
+# A line of YOLO's texts: a class, and at least four shares of the picture's size (2: a point that is seen).
+_BOX = re.compile(r"(?=.*\.)\d+(?: (?:[0-2]?\.\d+|[0-2]|\d(?:\.\d+)?e-\d+)){4,}")
 # Samples have a few members. If more members share a name, it is by chance, and the sample is split.
 _MAX_PICTURES, _MAX_SAMPLE_BYTES = 64, 2**28
 _DAMAGES = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError)
@@ -260,14 +261,14 @@ def _key(name: str) -> str:
 def text_values(data: bytes, *, suffix: str) -> dict[str, object]:
     """The columns of a text about a picture: of its JSON object, or the whole text by its suffix, such as txt.
 
-    Lines of boxes are no text. Raises ValueError with the reason if there are no columns.
+    Lines of boxes in a `.txt` are no text. Raises ValueError with the reason if there are no columns.
     """
     try:
         text = data.decode("utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8") from None
     if suffix in _TEXTS:
-        are_boxes = all(_BOX.fullmatch(line.strip()) for line in text.splitlines())
+        are_boxes = suffix == "txt" and all(_BOX.fullmatch(line.strip()) for line in text.splitlines())
         return {suffix: "" if are_boxes else text.strip()}
     try:
         values = JSON.decode(text)

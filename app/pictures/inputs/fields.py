@@ -25,6 +25,7 @@ _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
 _LONGEST_PATH = 4096
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
+_LONE_MARK = re.compile(r"\A\s*<image>\s*|\s*<image>\s*\Z|^[ \t]*<image>[ \t]*\n", re.MULTILINE)
 # What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
 _MARK = re.compile(r"<image>|</img>|\A\s*<(?:img|video)>|<(?:img|video)>\s*\Z")
 
@@ -56,19 +57,20 @@ def asked_rows(values: Mapping[str, object], *, has_picture: bool) -> list[dict[
     the row `has_picture`: only questions about pictures are templates. Raises ValueError with the reason.
     """
     row = dict(values)
-    for name in PROMPT_COLUMNS if has_picture else ():
-        if isinstance(text := row.get(name), str) and _PICTURE_MARK in text:
-            row[name] = text.replace(_PICTURE_MARK, "").strip()
     if isinstance(row.get(TURNS), list) or (TURNS in row and not isinstance(row.get("answer"), str)):
         as_question = as_template if has_picture else str
         pairs = _pairs(row.pop(TURNS), has_picture=has_picture)
         return [{**row, "question": as_question(asked), "answer": said} for asked, said in pairs]
     several = row.pop(QUESTIONS, None)
     if several is None:
-        return [_with_question(row)]
-    if isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
-        return [{**row, **{known_name(name): value for name, value in one.items()}} for one in several]
-    raise ValueError(f"its `{QUESTIONS}` are no list of objects")
+        rows = [_with_question(row)]
+    elif isinstance(several, list) and several and all(isinstance(one, dict) for one in several):
+        rows = [{**row, **{known_name(name): value for name, value in one.items()}} for one in several]
+    else:
+        raise ValueError(f"its `{QUESTIONS}` are no list of objects")
+    for one in rows if has_picture else ():
+        one |= {name: _LONE_MARK.sub("", text) for name in PROMPT_COLUMNS if isinstance(text := one.get(name), str)}
+    return rows
 
 
 def _with_question(row: dict[str, object]) -> dict[str, object]:
@@ -216,7 +218,12 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
         if len(value) > 1:
             raise ValueError(f"`{column}` has {len(value):,} pictures, and a question is about one")
         value = value[0]
-    value = {"bytes": value} if isinstance(value, bytes) else value
+    if isinstance(value, bytes):
+        from llama_adapter.vision.not_read import begins_like, is_heic  # imports numpy
+
+        if begins_like(value) is None and not is_heic(value):
+            raise ValueError(f"its cell `{column}` has bytes that are no picture")
+        value = {"bytes": value}
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         label = f"{place}/{value['path']}" if isinstance(value.get("path"), str) else place
         return PictureInput(source=value["bytes"], label=label, root=root or ".", found_in=(place,))
@@ -234,12 +241,26 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
 def spelt_path(name: str, *, root: str) -> str:
     """The path of a picture below `root`, or an address.
 
-    If there is no such file, the name may be spelt as on Windows, in an address or on macOS, or lack its suffix.
+    If there is no such file, the name may be spelt as on Windows, in an address or on macOS, or lack the suffix of the
+    only picture of this name.
     """
-    path = name if ADDRESS.match(name) else os.path.join(root, name)
-    if has_picture_suffix(name) and name.isascii() and not re.search(r"\\|%|file:", name):
+    is_address = ADDRESS.match(name) is not None
+    path = name if is_address else os.path.join(root, name)
+    if (is_address and not name.startswith("file://")) or (
+        has_picture_suffix(name) and name.isascii() and not re.search(r"\\|%|file:", name)
+    ):
         return path
-    forms = (unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name))
-    with_suffix = (name + one for suffix in sorted(PICTURE_SUFFIXES) for one in (suffix, suffix.upper()))
-    spellings = (name, name.replace("\\", "/"), unquote(name.removeprefix("file://")), *forms, *with_suffix)
-    return next((one for spelling in spellings if os.path.lexists(one := os.path.join(root, spelling))), path)
+    decoded = unquote(name.removeprefix("file://")).replace("\\", "/")
+    forms = dict.fromkeys((decoded, unicodedata.normalize("NFC", decoded), unicodedata.normalize("NFD", decoded)))
+    found = [_first_file(root, name, name.replace("\\", "/"), *forms)]
+    if found == [None] and not os.path.splitext(decoded)[1][1:].isalpha():  # `Photo 10.15` lacks a suffix, too
+        found = [
+            _first_file(root, *(form + one for form in forms for one in (suffix, suffix.upper())))
+            for suffix in PICTURE_SUFFIXES
+        ]
+    files = list(filter(None, found))
+    return files[0] if len(files) == 1 else path
+
+
+def _first_file(root: str, *names: str) -> str | None:
+    return next(filter(os.path.lexists, (os.path.join(root, name) for name in names)), None)

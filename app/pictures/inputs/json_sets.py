@@ -64,7 +64,7 @@ def _have(values: Sequence[object], *names: str) -> bool:
 
 def find_picture(name: str, *below: str, folders: Iterable[str]) -> str:
     """The path of the file `name` in a sub-folder `below` of one of the folders; the first possible path if none is."""
-    places = [os.path.normpath(os.path.join(folder, sub, name)) for folder in folders for sub in below]
+    places = [os.path.normpath(spelt_path(os.path.join(sub, name), root=folder)) for folder in folders for sub in below]
     return next(filter(os.path.isfile, places), places[0])
 
 
@@ -90,7 +90,7 @@ def vqa_rows(
         annotation = annotated.get(str(entry.get("question_id")), {})
         found = annotation.get("answers")
         given = [one.get("answer") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        # The most frequent answer comes first, because training learns it. VQA's score counts repeated answers.
+        # Training learns the first: of equally frequent ones, that of the set. VQA's score counts repeated answers.
         given.sort(key=lambda answer: answer != annotation.get("multiple_choice_answer"))
         picture = entry.get("image_id")
         picture = f"COCO_{kind}_{picture:012d}.jpg" if isinstance(picture, int) else str(picture)

@@ -225,8 +225,6 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         raise _not_utf8(path, what=table.what, where="the first line")
     for line, cells, reason in records:
         line += separator is not None
-        if not reason and not any(name in known for name in names[len(cells) :]):  # Excel leaves out empty ones
-            cells += [""] * (len(names) - len(cells))
         if not reason and len(cells) != len(names):
             reason = f"it has {len(cells)} {'cells' if cells[1:] else 'cell'}, and the first line has {len(names)}"
         values = {} if reason else {name: cell for name, cell in zip(names, cells, strict=True) if name}
@@ -347,8 +345,8 @@ def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
                 for values in batch.to_pylist():
                     number += 1
                     for name, names in classes.items():
-                        value = values.get(name)
-                        values[name] = names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+                        if isinstance(value := values.get(name), int):
+                            values[name] = names.get(value, value)
                     yield Row(line=number, values=values)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -357,10 +355,15 @@ def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
         ) from None
 
 
-def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
-    """The names of classes, by column, that the `datasets` library keeps beside their numbers."""
+def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, dict[int, str | None]]:
+    """The names of classes by number, for each column, as the `datasets` library keeps them; -1 is a missing label."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"].items()
-        return {name: list(map(str, one["names"])) for name, one in features if one["_type"] == "ClassLabel"}
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         return {}
+    classes = dict[str, dict[int, str | None]]()
+    for column, feature in features:
+        match feature:
+            case {"_type": "ClassLabel", "names": list(names)}:
+                classes[column] = {-1: None, **dict(enumerate(map(str, names)))}
+    return classes

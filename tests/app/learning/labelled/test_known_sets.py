@@ -73,7 +73,7 @@ def test_mme(tmp_path: Path, has_folders: bool) -> None:
 
 def vqa(folder: Path, *, annotations: str = "", version: str = "v2_") -> Path:
     questions = [{"image_id": 7, "question": "How many?", "question_id": 70}]
-    answers = [{"answer": answer, "answer_confidence": "yes", "answer_id": 1} for answer in ("3", "2", "2", "two")]
+    answers = [{"answer": answer, "answer_confidence": "yes", "answer_id": 1} for answer in ("3", "3", "2", "2", "two")]
     annotation = {"question_id": 70, "answer_type": "number", "multiple_choice_answer": "2", "answers": answers}
     write(folder / f"{version}OpenEnded_mscoco_val2014_questions.json", {"questions": questions})
     write(folder / annotations / f"{version}mscoco_val2014_annotations.json", {"annotations": [annotation]})
@@ -90,7 +90,7 @@ def test_vqa(tmp_path: Path, annotations: str, version: str) -> None:
         "val2014/COCO_val2014_000000000007.jpg",
         "How many?",
         "answer",
-        ("2", "2", "3", "two"),  # the most frequent answer first, and all answers kept
+        ("2", "2", "3", "3", "two"),  # the most frequent answer first, of two that of the set, and all answers kept
     )
     assert (example.part, example.split) == ("number", "validation")
 
@@ -140,8 +140,10 @@ def test_damaged_files_are_refused(tmp_path: Path, data: Any) -> None:
 
 
 def test_two_sets_and_questions_without_annotations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputsError, match="OK-VQA or VQA v1 and VQAv2"):
+        read(vqa(vqa(tmp_path / "several" / "sets"), version=""))
     folder = vqa(coco(tmp_path / "sets"))  # folders beside it are searched too
-    with pytest.raises(InputsError, match="VQA and captions of COCO"):
+    with pytest.raises(InputsError, match="VQAv2 and captions of COCO"):
         read(folder)
     (folder / "v2_mscoco_val2014_annotations.json").unlink()
     with pytest.raises(InputsError, match="v2_mscoco_val2014_annotations"):

@@ -209,11 +209,10 @@ def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
     found = read_examples(str(write_lines(tmp_path / "data.jsonl", *rows)))
 
     assert len(found.examples) == 2
-    with pytest.raises(InputsError) as refused:
-        found.require_sound()
-    assert refused.value.hint.endswith("or name the pictures' folder as --picture-folder")
-    elsewhere = read_examples(str(write_lines(tmp_path / "tables" / "t.jsonl", rows[0])), pictures=str(tmp_path))
-    assert [one.item.source for one in elsewhere.examples] == [str(tmp_path / "a.png")]
+    table = write_lines(tmp_path / "tables" / "metadata.jsonl", rows[0])
+    for path in (table, table.parent):
+        elsewhere = read_examples(str(path), pictures=str(tmp_path))
+        assert [one.item.source for one in elsewhere.examples] == [str(tmp_path / "a.png")]
     missing, empty = reasons(found, folder=tmp_path)
     assert missing == "data.jsonl, line 3: its picture b.png does not exist"
     assert empty.startswith("data.jsonl, line 5: Wanted a picture, got zero bytes")
@@ -288,10 +287,15 @@ def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> Non
     assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
     assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
 
-    for names in (("train-00000-of-00001", "test-00000-of-00001"), ("pets_train", "pets_test"), ("trainer", "tests")):
+    for *names, are_splits in (
+        ("train-00000-of-00001", "test-00000-of-00001", True),
+        ("pets_train", "pets_test", True),
+        ("trainer", "tests", False),
+        ("train_station", "crash_test", False),
+    ):
         paths = [path.rename(tmp_path / f"{name}.csv") for path, name in zip((train, test), names, strict=True)]
         splits = {one.split for one in read_examples(*map(str, paths)).examples}
-        assert splits == ({"", "validation"} if "tests" in names else {"train", "validation", "test"})
+        assert splits == ({"train", "validation", "test"} if are_splits else {"", "validation"})
         train, test = paths
     train, test = train.rename(tmp_path / "train.csv"), test.rename(tmp_path / "TEST.csv")
 

@@ -19,6 +19,7 @@ from llama_adapter.app.pictures.inputs import (
     count_inputs,
     read_inputs,
 )
+from llama_adapter.app.pictures.inputs.fields import spelt_path
 from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES, Unmarked, split_lines
 from tests.app.pictures.inputs.files import error_codes, fill, message, tar_bytes
 
@@ -50,6 +51,23 @@ def test_names_may_be_spelt_as_on_windows(tmp_path: Path) -> None:
     fill(tmp_path, "sub/a.png", "sub\\b.png")
     items = listed(tmp_path, f"{tmp_path}\\sub\\a.png\r\n{tmp_path}/sub\\b.png\r\n".encode("utf-16"))
     assert [os.path.relpath(item.label, tmp_path) for item in items] == ["sub/a.png", "sub\\b.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [
+        ("one", "one.png"),
+        ("Photo 10.15", "Photo 10.15.JPG"),
+        ("two", "two"),  # of two pictures, neither is chosen
+        ("one.pdf", "one.pdf"),
+        ("sub\\e%CC%81", "sub/\u00e9.png"),  # all spellings at once
+        ("s3:\\a", "s3:/a.png"),
+        ("s3://a", "s3://a"),
+    ],
+)
+def test_a_name_may_lack_the_suffix_of_the_only_picture(name: str, right: str, tmp_path: Path) -> None:
+    fill(tmp_path, "one.png", "Photo 10.15.JPG", "two.png", "two.jpg", "one.pdf.png", "sub/\u00e9.png", "s3:/a.png")
+    assert spelt_path(name, root=str(tmp_path)).removeprefix(f"{tmp_path}/") == right
 
 
 def test_a_line_may_name_a_folder_or_an_archive(tmp_path: Path) -> None:
