@@ -28,7 +28,7 @@ _OWN_VALUES: Final = ("messages", "add_generation_prompt", "tools", "documents",
 
 Part = tuple[str, bool]  # a text, and whether the template has written it
 Shown = tuple[int, str]  # where in a turn's text a picture stands, and what is written for it, with special tokens
-_Pieces = tuple[str | int, ...]  # of a turn: texts, and the numbers of the pictures between them
+_Pieces = tuple[str | None, ...]  # of a turn: texts, and None for each picture between them
 _Said = Sequence[tuple[Role, _Pieces]]
 
 
@@ -130,11 +130,9 @@ class ChatFormat:
                 raise PromptError(f"The value `{shown_excerpt(name)}` cannot be given to the model's chat template")
         render = partial(self._process.render, now=now, values=values)
         shown = [(pictures or {}).get(number, ()) for number in range(len(turns))]
-        numbers = count()
-        said, whole, pattern = self._rendered(
-            [(role, _pieces(text, own, numbers)) for (role, text), own in zip(turns, shown, strict=True)], render
-        )
-        texts = [piece for _, pieces in said for piece in pieces if isinstance(piece, str)]
+        given = [(role, _pieces(text, own)) for (role, text), own in zip(turns, shown, strict=True)]
+        said, whole, pattern = self._rendered(given, render)
+        texts = [piece for _, pieces in said for piece in pieces if piece is not None]
         unmarked = self._mark.sub("\n", pattern)  # a lacking name may be a part of one that is there
         if lacking := [name for name in self._tokenizer.lacking if name in unmarked]:
             raise PromptError(
@@ -165,10 +163,10 @@ class ChatFormat:
             try:
                 whole, pattern = render([self._messages(one) for one in (said, places)])
             except ChatRefusedError as error:
-                problem = problem if isinstance(problem, ChatRefusedError) else error
+                problem = error  # that of the turns that templates refuse least
                 continue
             system = [piece for role, pieces in places if role == "system" for piece in pieces]
-            if all(piece in pattern for piece in system if isinstance(piece, str)):
+            if all(piece is None or piece in pattern for piece in system):
                 return said, whole, pattern
         raise problem
 
@@ -183,15 +181,13 @@ class ChatFormat:
         Of the other templates, some write a picture's token themselves, and the rest expect it in the text.
         """
         kinds: tuple[Callable[[_Pieces], Any], ...] = (
-            lambda pieces: [
-                {"type": "text", "text": one} if isinstance(one, str) else {"type": "image"} for one in pieces
-            ],
-            lambda pieces: "".join(one for one in pieces if isinstance(one, str)),
-            lambda pieces: "".join(one if isinstance(one, str) else f"{self._picture}\n" for one in pieces),
+            lambda pieces: [{"type": "image"} if one is None else {"type": "text", "text": one} for one in pieces],
+            lambda pieces: "".join(filter(None, pieces)),
+            lambda pieces: "".join(f"{self._picture}\n" if one is None else one for one in pieces),
         )
         for content in kinds if self._picture else ():
             with suppress(ChatRefusedError):
-                [text] = self._process.render([[{"role": "user", "content": content((0, _FIRST))}]])
+                [text] = self._process.render([[{"role": "user", "content": content((None, _FIRST))}]])
                 # A template that takes texts would write out the list.
                 if text.count(_FIRST) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
                     return content
@@ -224,35 +220,32 @@ class ChatFormat:
         return self._mark.sub(as_text, text.replace(_TEXT, "").replace(_END, ""))
 
 
-def _pieces(text: str, pictures: Sequence[Shown], numbers: Iterator[int]) -> _Pieces:
-    """A turn's text, divided at its pictures, which have the next `numbers`."""
+def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
+    """A turn's text, divided at its pictures."""
     borders = [0, *(place for place, _ in pictures), len(text)]
     texts = [text[begin:end] for begin, end in pairwise(borders)]
-    pieces = [texts[0], *(piece for text in texts[1:] for piece in (next(numbers), text))]
+    pieces = [texts[0], *(piece for text in texts[1:] for piece in (None, text))]
     return tuple(piece for piece in pieces if piece != "") or ("",)
 
 
 def _arrangements(turns: _Said) -> Iterator[_Said]:
     """The turns; with the texts of the system as one turn in front; and in front of the user's first, as in Gemma 3.
 
-    Pictures keep their order, in which they belong to their places.
+    A turn of the system with a picture stays where it is: pictures belong to their places by their order.
     """
     yield turns
     system = [piece for role, pieces in turns if role == "system" for piece in (*pieces, "\n\n")]
-    rest = [one for one in turns if one[0] != "system"]
-    if system:
+    if system and None not in system:
+        rest = [one for one in turns if one[0] != "system"]
+        yield [("system", tuple(system[:-1])), *rest]
         first = next(number for number, (role, _) in enumerate(rest) if role == "user")
-        asked = ("user", (*system, *rest[first][1]))
-        for said in ([("system", tuple(system[:-1])), *rest], [*rest[:first], asked, *rest[first + 1 :]]):
-            pictures = [piece for _, pieces in said for piece in pieces if isinstance(piece, int)]
-            if pictures == sorted(pictures):
-                yield said
+        yield [*rest[:first], ("user", (*system, *rest[first][1])), *rest[first + 1 :]]
 
 
 def _with_texts(turns: _Said, texts: Iterable[str]) -> _Said:
     """The turns with other texts, in their order."""
     rest = iter(texts)
-    return [(role, tuple(next(rest) if isinstance(one, str) else one for one in pieces)) for role, pieces in turns]
+    return [(role, tuple(one if one is None else next(rest) for one in pieces)) for role, pieces in turns]
 
 
 def _parts(whole: str, pattern: str, texts: Sequence[str]) -> list[Part] | None:

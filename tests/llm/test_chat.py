@@ -209,7 +209,7 @@ def test_texts_of_the_system_precede_the_question_where_a_template_has_no_place_
     late = form.encode([("user", "What?"), ("system", "Be brief."), ("system", "In French.")])
     assert late == form.encode([("user", "Be brief.\n\nIn French.\n\nWhat?")])
     if template == GEMMA_2:
-        with pytest.raises(PromptError, match="System role not supported"):
+        with pytest.raises(PromptError, match="roles must alternate"):
             form.encode([("system", "Be brief."), *rest])
 
 
@@ -249,10 +249,13 @@ def test_a_limit_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ([("system", "#Be brief."), ("user", "#What?")], [("user", "#Be brief.\n\n#What?")]),
-        ([("user", "#What?"), ("system", "Be brief.")], [("user", "Be brief.\n\n#What?")]),
+        ([("system", "Be brief."), ("user", "#What?#")], [("user", "Be brief.\n\n#What?#")]),
+        (
+            [("user", "#What?"), ("system", "Be brief."), ("user", "#?")],
+            [("user", "Be brief.\n\n#What?"), ("user", "#?")],
+        ),
         ([("user", "#What?"), ("system", "#Be brief.")], None),
-        ([("system", "#Be brief."), ("assistant", "#Yes."), ("user", "What?")], None),
+        ([("system", "#Be brief."), ("user", "#What?")], None),
     ],
 )
 def test_pictures_keep_their_order_when_texts_of_the_system_move(before: list[Turn], after: list[Turn] | None) -> None:
