@@ -1,15 +1,15 @@
 """Chats in the format of a model's own template, as token ids. No text of a user becomes a special token."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Final
 
-from llama_adapter.llm.chat_template import Message, TemplateProcess
+from llama_adapter.llm.chat_template import ChatRefusedError, Message, TemplateProcess
 from llama_adapter.llm.conversation import Role, Turn
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.pieces.base import Mark
@@ -29,6 +29,7 @@ _OWN_VALUES: Final = ("messages", "add_generation_prompt", "tools", "documents",
 Part = tuple[str, bool]  # a text, and whether the template has written it
 Shown = tuple[int, str]  # where in a turn's text a picture stands, and what is written for it, with special tokens
 _Pieces = tuple[str | None, ...]  # of a turn: texts, and None for each picture between them
+_Said = Sequence[tuple[Role, _Pieces]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,9 @@ class ChatFormat:
     def end_id(self) -> int:
         """The end id with which the template ends an assistant's turn; the tokenizer's if it writes none."""
         try:
-            turns: list[tuple[str, _Pieces]] = [("user", ("?",)), ("assistant", (_FIRST,))]
-            [text] = self._process.render([self._messages(turns)], asks=False)
-        except PromptError:
+            turns = self._messages([("user", ("?",)), ("assistant", (_FIRST,))])
+            [text] = self._process.render([turns], asks=False)
+        except ChatRefusedError:
             return self._tokenizer.eos_id
         ends = self._mark.finditer(_PLACE.split(text)[-1])
         ids = (self._tokenizer.marks[found[0]].id for found in ends)
@@ -129,12 +130,9 @@ class ChatFormat:
                 raise PromptError(f"The value `{shown_excerpt(name)}` cannot be given to the model's chat template")
         render = partial(self._process.render, now=now, values=values)
         shown = [(pictures or {}).get(number, ()) for number in range(len(turns))]
-        said = [(role, _pieces(text, own)) for (role, text), own in zip(turns, shown, strict=True)]
-        if any(role == "system" for role, _ in said) and not self._shows_system:
-            said = _with_system_in_front(said)
+        given = [(role, _pieces(text, own)) for (role, text), own in zip(turns, shown, strict=True)]
+        said, whole, pattern = self._rendered(given, render)
         texts = [piece for _, pieces in said for piece in pieces if piece is not None]
-        places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in range(len(texts))))
-        whole, pattern = render([self._messages(one) for one in (said, places)])
         unmarked = self._mark.sub("\n", pattern)  # a lacking name may be a part of one that is there
         if lacking := [name for name in self._tokenizer.lacking if name in unmarked]:
             raise PromptError(
@@ -152,7 +150,27 @@ class ChatFormat:
         """Ids of the beginning of the assistant's answer, without an end id."""
         return self._encoder.continued(chat, text)
 
-    def _messages(self, turns: Sequence[tuple[str, _Pieces]]) -> list[Message]:
+    def _rendered(self, turns: _Said, render: Callable[[list[list[Message]]], list[str]]) -> tuple[_Said, str, str]:
+        """The turns, their chat, and the same chat with places for its texts.
+
+        The texts of the system are elsewhere if the template refuses the turns, or leaves out one of these texts.
+        """
+        problem = PromptError(
+            "The model's chat template leaves out texts of the system", hint="send them in the user's text"
+        )
+        for said in _arrangements(turns):
+            places = _with_texts(said, (f"{_TEXT}{number}{_END}" for number in count()))
+            try:
+                whole, pattern = render([self._messages(one) for one in (said, places)])
+            except ChatRefusedError as error:
+                problem = error  # that of the turns that templates refuse least
+                continue
+            system = [piece for role, pieces in places if role == "system" for piece in pieces]
+            if all(piece is None or piece in pattern for piece in system):
+                return said, whole, pattern
+        raise problem
+
+    def _messages(self, turns: _Said) -> list[Message]:
         """The turns as the template takes them."""
         return [{"role": role, "content": self._content(pieces)} for role, pieces in turns]
 
@@ -168,20 +186,12 @@ class ChatFormat:
             lambda pieces: "".join(f"{self._picture}\n" if one is None else one for one in pieces),
         )
         for content in kinds if self._picture else ():
-            with suppress(PromptError):
+            with suppress(ChatRefusedError):
                 [text] = self._process.render([[{"role": "user", "content": content((None, _FIRST))}]])
                 # A template that takes texts would write out the list.
                 if text.count(_FIRST) == text.count(self._picture) == 1 and not re.search("['\"]type['\"]", text):
                     return content
         return kinds[1]
-
-    @cached_property
-    def _shows_system(self) -> bool:
-        """Whether the template has a place for texts of the system. Some refuse them, others leave them out."""
-        with suppress(PromptError):
-            [text] = self._process.render([self._messages([("system", (_FIRST,)), ("user", ("?",))])])
-            return _FIRST in text
-        return False
 
     def _shown(self, parts: Sequence[Part], pictures: Sequence[str]) -> list[Part]:
         """The parts with a picture in each place where the template has written its token. Raises PromptError."""
@@ -218,15 +228,21 @@ def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
     return tuple(piece for piece in pieces if piece != "") or ("",)
 
 
-def _with_system_in_front(turns: Sequence[tuple[Role, _Pieces]]) -> list[tuple[Role, _Pieces]]:
-    """The turns with the texts of the system in front of the user's first one, as the template of Gemma 3 has them."""
+def _arrangements(turns: _Said) -> Iterator[_Said]:
+    """The turns; with the texts of the system as one turn in front; and in front of the user's first, as in Gemma 3.
+
+    A turn of the system with a picture stays where it is: pictures belong to their places by their order.
+    """
+    yield turns
     system = [piece for role, pieces in turns if role == "system" for piece in (*pieces, "\n\n")]
-    rest = [(role, pieces) for role, pieces in turns if role != "system"]
-    first = next(number for number, (role, _) in enumerate(rest) if role == "user")
-    return [(role, (*system, *pieces) if number == first else pieces) for number, (role, pieces) in enumerate(rest)]
+    if system and None not in system:
+        rest = [one for one in turns if one[0] != "system"]
+        yield [("system", tuple(system[:-1])), *rest]
+        first = next(number for number, (role, _) in enumerate(rest) if role == "user")
+        yield [*rest[:first], ("user", (*system, *rest[first][1])), *rest[first + 1 :]]
 
 
-def _with_texts(turns: Sequence[tuple[str, _Pieces]], texts: Iterable[str]) -> list[tuple[str, _Pieces]]:
+def _with_texts(turns: _Said, texts: Iterable[str]) -> _Said:
     """The turns with other texts, in their order."""
     rest = iter(texts)
     return [(role, tuple(one if one is None else next(rest) for one in pieces)) for role, pieces in turns]

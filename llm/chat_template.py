@@ -29,6 +29,10 @@ _HINT: Final = "name another format of prompts as --prompt-template, for example
 Message = Mapping[str, Any]  # role, and content: a text or a list of parts
 
 
+class ChatRefusedError(PromptError):
+    """A template refuses a chat or fails with it, each time. Limits raise PromptError itself."""
+
+
 class TemplateProcess:
     """A process that renders one template. It starts with the first chat, and again after it was ended. Thread-safe."""
 
@@ -48,8 +52,8 @@ class TemplateProcess:
     ) -> list[str]:
         """The texts of chats. With `asks`, each ends with the beginning of the assistant's turn.
 
-        `now` is the time that templates see; default: the present. `values` are further variables. Raises PromptError
-        if the template fails, refuses a chat, or exceeds a limit.
+        `now` is the time that templates see; default: the present. `values` are further variables. Raises
+        ChatRefusedError if the template fails or refuses a chat, and PromptError if it exceeds a limit.
         """
         now = now or datetime.now()
         names = {**(values or {}), **self._names}
@@ -64,6 +68,8 @@ class TemplateProcess:
                 how = "" if self._child is None or not self._child.has_ended(within_s=1) else self._child.how_it_ended()
                 self._end()
                 raise _failure(f"was ended {how}".rstrip() if how else f"was ended: {error}") from None
+        if "refusal" in reply:
+            raise _failure(str(reply["refusal"]), ChatRefusedError)
         if "error" in reply:
             raise _failure(str(reply["error"]))
         texts: list[str] = reply["texts"]
@@ -95,8 +101,8 @@ def _end(child: ChildProcess) -> None:
     child.release()
 
 
-def _failure(reason: str) -> PromptError:
-    return PromptError(f"The model's chat template {reason}", hint=_HINT)
+def _failure(reason: str, kind: type[PromptError] = PromptError) -> PromptError:
+    return kind(f"The model's chat template {reason}", hint=_HINT)
 
 
 def _received(connection: socket.socket, number: int, *, deadline: float | None = None) -> bytes:
@@ -143,9 +149,9 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     except _TooLong:
         return {"error": f"writes more than {MAX_RENDERED_CHARACTERS:,} characters"}
     except jinja2.TemplateError as error:  # what `raise_exception` says, among others
-        return {"error": f"refuses this chat: {shown_excerpt(str(error), length=300)}"}
+        return {"refusal": f"refuses this chat: {shown_excerpt(str(error), length=300)}"}
     except Exception as error:
-        return {"error": f"failed: {type(error).__name__}: {shown_excerpt(str(error), length=300)}"}
+        return {"refusal": f"failed: {type(error).__name__}: {shown_excerpt(str(error), length=300)}"}
 
 
 class _TooLong(Exception):

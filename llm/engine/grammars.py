@@ -31,7 +31,7 @@ _HEAD = '%llguidance {"no_forcing": true}\nstart: '
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BY_NAME = ("properties", "$defs", "definitions", "patternProperties")  # keywords with a schema for each name
 _FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
-_NOT_SCHEMAS = ("allOf", "enum", "const", "default", "examples", "required")
+_NOT_SCHEMAS = ("enum", "const", "default", "examples", "required")
 # Keywords beside which an object may have properties that `properties` does not name.
 _OPENING = frozenset(
     ("additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
@@ -98,26 +98,27 @@ class Grammars:
         return matcher
 
 
-def _closed(schema: Any) -> Any:
+def _closed(schema: Any, *, is_open: bool = False) -> Any:
     """The schema, with objects that have no other properties than those it names, unless it says that they may.
 
-    Else a model may add properties without end. Parts of `allOf` stay open, because each names some of the properties.
+    Else a model may add properties without end. Parts of `allOf` stay open (`is_open`), because each names some of the
+    properties.
     """
     if isinstance(schema, list):
-        return [_closed(one) for one in schema]
+        return [_closed(one, is_open=is_open) for one in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {}
     for key, value in schema.items():
         if key in _BY_NAME and isinstance(value, dict):
-            closed[key] = {name: _closed(one) for name, one in value.items()}
+            closed[key] = {name: _closed(one, is_open=is_open) for name, one in value.items()}
         elif key != "format" or value in _FORMATS:  # others have no effect, as JSON Schema defines it
-            closed[key] = value if key in _NOT_SCHEMAS else _closed(value)
+            closed[key] = value if key in _NOT_SCHEMAS else _closed(value, is_open=is_open or key == "allOf")
     names = schema.get("properties")
     is_complete = (
         isinstance(names, dict) and _OPENING.isdisjoint(schema) and set(schema.get("required", ())) <= {*names}
     )
-    return {**closed, "additionalProperties": False} if is_complete else closed
+    return {**closed, "additionalProperties": False} if is_complete and not is_open else closed
 
 
 class _Table:

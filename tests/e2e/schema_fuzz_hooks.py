@@ -72,8 +72,6 @@ def mended_completions(body: dict[str, Any]) -> dict[str, Any]:
 
 def _mended(body: dict[str, Any], wanted: dict[str, Any] | None) -> dict[str, Any]:
     body["model"] = "default"
-    if body.get("tools"):
-        body["tool_choice"] = "none"
     if body.get("answer_choices"):
         body["answer_choices"] = [choice[:8] for choice in body["answer_choices"]]
         different = {choice for choice in body["answer_choices"] if choice.strip()}

@@ -11,7 +11,7 @@ import tokenizers
 import transformers
 
 from llama_adapter.llm import chat_template
-from llama_adapter.llm.chat import ChatFormat
+from llama_adapter.llm.chat import ChatFormat, ChatIds
 from llama_adapter.llm.chat_template import TemplateProcess
 from llama_adapter.llm.conversation import Turn
 from llama_adapter.llm.errors import PromptError
@@ -64,6 +64,9 @@ GEMMA_2 = GEMMA.replace(
     "{{ raise_exception('System role not supported') }}",
 )
 ONLY_USERS = "{% for one in messages if one.role == 'user' %}{{ '[INST] ' + one.content + ' [/INST]' }}{% endfor %}"
+FIRST_SYSTEM = (  # only the first message
+    "{{ '<<SYS>>' + messages[0].content + '<</SYS>>' if messages[0].role == 'system' else '' }}" + ONLY_USERS
+)
 FAMILIES = {
     "ChatML": (CHATML, "Qwen", "<|im_end|>"),
     "Llama 3": (LLAMA_3, "Llama 3", "<|eot_id|>"),
@@ -191,16 +194,90 @@ def test_a_sentencepiece_model_has_chats_too() -> None:
         ChatFormat(Tokenizer.from_bytes(sentencepiece_model()))
 
 
+def form_of(template: str, *, picture: str = "") -> ChatFormat:
+    settings = TokenizerSettings(chat_template=template, names={"eos_token": "</s>"})
+    return ChatFormat(Tokenizer.from_bytes(tokenizer_json("Llama 2"), settings=settings), picture=picture)
+
+
 @pytest.mark.parametrize("template", [GEMMA_2, ONLY_USERS])
 def test_texts_of_the_system_precede_the_question_where_a_template_has_no_place_for_them(template: str) -> None:
-    settings = TokenizerSettings(chat_template=template, names={"eos_token": "</s>"})
-    form = ChatFormat(Tokenizer.from_bytes(tokenizer_json("Llama 2"), settings=settings))
+    form = form_of(template)
     rest: tuple[Turn, ...] = (("assistant", "Yes."), ("user", "Why?"))
     chat = form.encode([("system", "Be brief."), ("user", "What?"), *rest])
 
     assert chat == form.encode([("user", "Be brief.\n\nWhat?"), *rest])
     late = form.encode([("user", "What?"), ("system", "Be brief."), ("system", "In French.")])
     assert late == form.encode([("user", "Be brief.\n\nIn French.\n\nWhat?")])
+    if template == GEMMA_2:
+        with pytest.raises(PromptError, match="roles must alternate"):
+            form.encode([("system", "Be brief."), *rest])
+
+
+@pytest.mark.parametrize("template", [GEMMA, FIRST_SYSTEM])
+def test_texts_of_the_system_are_one_where_a_template_has_a_place_for_one(template: str) -> None:
+    form = form_of(template)
+    one = form.encode([("system", "Be brief.\n\nIn French."), ("user", "What?")])
+
+    assert form.encode([("system", "Be brief."), ("system", "In French."), ("user", "What?")]) == one
+    if template == FIRST_SYSTEM:
+        assert form.encode([("system", "Be brief."), ("user", "What?"), ("system", "In French.")]) == one
+
+
+def test_whether_a_template_shows_the_system_may_depend_on_values() -> None:
+    form = form_of(
+        "{% if old is defined and messages[0].role == 'system' %}{{ raise_exception('old') }}{% endif %}" + CHATML
+    )
+    chat: list[Turn] = [("system", "Be brief."), ("user", "What?")]
+
+    moved = form.encode(chat, values={"old": True})
+    assert moved == form.encode([("user", "Be brief.\n\nWhat?")])
+    assert form.encode(chat) != moved
+
+
+def test_a_limit_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = form_of(GEMMA_2, picture="<s>")
+    chat: list[Turn] = [("system", "Be brief."), ("user", "What?")]
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template, "TIME_LIMIT_S", 1e-9)
+        for ask in (lambda: form.encode(chat), lambda: form.end_id):
+            with pytest.raises(PromptError, match="did not end within 1e-09 s"):
+                ask()
+    assert form.encode(chat) == form.encode([("user", "Be brief.\n\nWhat?")])
+    assert form.end_id == form_of(GEMMA_2).end_id
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([("system", "Be brief."), ("user", "#What?#")], [("user", "Be brief.\n\n#What?#")]),
+        (
+            [("user", "#What?"), ("system", "Be brief."), ("user", "#?")],
+            [("user", "Be brief.\n\n#What?"), ("user", "#?")],
+        ),
+        ([("user", "#What?"), ("system", "#Be brief.")], None),
+        ([("system", "#Be brief."), ("user", "#What?")], None),
+    ],
+)
+def test_pictures_keep_their_order_when_texts_of_the_system_move(before: list[Turn], after: list[Turn] | None) -> None:
+    form = form_of(ONLY_USERS.replace("one.role == 'user'", "one.role != 'system'"), picture="<unk>")
+
+    def encoded(turns: list[Turn]) -> ChatIds:
+        names = iter("abc")
+        texts = [(role, text.replace("#", "")) for role, text in turns]
+        pictures = {
+            number: [(at - nth, f"<unk>{next(names)}") for nth, at in enumerate(places(text))]
+            for number, (_, text) in enumerate(turns)
+        }
+        return form.encode(texts, pictures=pictures)
+
+    def places(text: str) -> list[int]:
+        return [at for at, letter in enumerate(text) if letter == "#"]
+
+    if after is not None:
+        assert encoded(before) == encoded(after)
+    else:
+        with pytest.raises(PromptError, match="leaves out texts of the system"):
+            encoded(before)
 
 
 # The process that renders

@@ -277,6 +277,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for name in ("ChatRequest", "ResponsesRequest", "CompletionRequest"):
             seed = schemas[name]["properties"]["seed"]
             seed["anyOf"][0] |= {"minimum": -LARGEST_SEED - 1, "maximum": LARGEST_SEED}  # FastAPI writes floats
+            # Without the `tool_choice` none, tools are empty or null.
+            schemas[name]["if"] = {"properties": {"tool_choice": {"not": {"const": "none"}}}}
+            schemas[name]["then"] = {"properties": {"tools": {"maxItems": 0}}}
         schema["components"]["schemas"] = schemas
         app.openapi_schema = schema
     return app.openapi_schema

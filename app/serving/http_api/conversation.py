@@ -1,12 +1,14 @@
 """Turns a conversation into what the model is asked: one question, about one picture or none."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from llama_adapter.app.captioning.captioner import ModelInfo
 from llama_adapter.app.captioning.tasks.question import Question
@@ -102,6 +104,7 @@ class ChatQuestion:
         assert all(len(questions) == num_questions for questions in self.prompts), "one question for each property"
 
 
+_TOOLS_PICTURES: Final = ("input_image", "image_url", "computer_screenshot")  # types of parts
 Format = TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonSchemaText
 _ANY_OBJECT: Final = {"type": "object"}  # the schema of every JSON object
 _SAMPLING: Final = (
@@ -117,9 +120,7 @@ _ROLES: Final[Mapping[str, Role]] = {
 def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) -> Turn:
     """The turn of a message at this place of a request."""
     if isinstance(message, OtherItem):
-        given = message.output if isinstance(message.output, list) else [message.output]
-        urls = [(index, part.get("image_url")) for index, part in enumerate(given) if isinstance(part, dict)]
-        pictures = (Picture(url=url, place=f"{place}.output[{index}]") for index, url in urls if isinstance(url, str))
+        pictures = _pictures_of_tool(message.output, place=f"{place}.output")
         return Turn(role="assistant" if message.type.endswith("_call") else "tool", parts=(*pictures,), has_more=True)
     content = message.content or ""
     parts = [TextPart(text=content)] if isinstance(content, str) else content
@@ -132,6 +133,16 @@ def turn_of(message: AskingMessage | EarlierMessage | OtherItem, *, place: str) 
         ),
         has_more=any(isinstance(part, OtherPart) for part in parts) or bool(getattr(message, "tool_calls", None)),
     )
+
+
+def _pictures_of_tool(output: Any, *, place: str) -> Iterator[Picture]:
+    """The pictures of a tool's output. Other objects may have an `image_url` too, such as the results of a search."""
+    for index, part in enumerate(output if isinstance(output, list) else [output]):
+        kind = part.get("type") if isinstance(part, dict) else ""
+        if kind in _TOOLS_PICTURES or (kind is None and part.keys() <= {"type", "image_url", "detail"}):
+            with suppress(ValidationError):
+                url = ImagePart.model_validate({**part, "type": None}).url
+                yield Picture(url=url, place=f"{place}[{index}]" if isinstance(output, list) else place)
 
 
 def understand_turns(
@@ -165,7 +176,7 @@ def understand_turns(
     if last.role != "user" or is_answered:
         message = "The text of the last message with the role user is the question: send one, and no answer after it."
         raise ApiError(message, param=place)
-    with_picture = [turn for turn in turns if turn.pictures]
+    with_picture = [turn for turn in turns if turn.pictures and (info.picture_format is None or turn.role != "tool")]
     asks = {"instruction": last.text} if last.text.strip() else {}
     if not with_picture and not asks:
         message = "The request asks nothing: send a text, or a picture as a part of type image_url (input_image)."
@@ -195,7 +206,9 @@ def understand_turns(
             message = f"The request has {len(pictures)} pictures, more than the context holds."
             raise ApiError(message, code="context_length_exceeded", param=place)
         question = _with_places(question, seen, last, in_parts=bool(properties))
-    parts = tuple(item.question_in(question, is_alone=len(properties) == 1) for item in properties)
+    parts = tuple(
+        item.question_in(question, is_alone=len(properties) == 1, has_picture=bool(with_picture)) for item in properties
+    )
     is_one_of_several = info.picture_format is None and sum(len(turn.pictures) for turn in turns) > 1
     return ChatQuestion(
         urls=tuple(picture.url for picture in pictures),
@@ -286,9 +299,9 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
 def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool) -> tuple[Property, ...]:
     """The values that are asked as separate questions; none if the form guides the whole answer instead.
 
-    Without a picture, only a choice is asked so: other questions would lack the text that they are about. Models that
-    see pictures as tokens know the names of properties; several without descriptions would be the same question.
-    Raises ApiError for a schema that needs a package which is not installed.
+    Adapters know questions about a picture. Several other questions are asked if they differ, and if those for texts
+    have a description, and a picture. Without the package that guides answers, all are asked. Raises ApiError for a
+    schema that needs this package.
     """
     schema = form.value
     with suppress(TypeError, ValueError, RecursionError):  # vLLM takes a schema as text too
@@ -297,12 +310,13 @@ def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool) -> tupl
         return ()
     try:
         found = read_schema(schema, place=form.place)
-        is_clear = len(found) == 1 or info.picture_format is None or all(one.description for one in found)
-        return found if (is_clear if has_picture else len(found) == 1 and found[0].values is not None) else ()
     except ApiError:
         if find_spec("llguidance") is None:
             raise
         return ()
+    clear = {(one.description, *(one.values or ())) for one in found if one.values or (has_picture and one.description)}
+    is_asked = (has_picture and info.picture_format is None) or len(found) in (1, len(clear))
+    return found if is_asked or find_spec("llguidance") is None else ()
 
 
 def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: AnswerForm | None) -> SamplingParams:

@@ -53,6 +53,7 @@ _ANSWER_HEADERS: Mapping[int, Mapping[str, str]] = {
     504: {"x-should-retry": "false"},  # OpenAI's clients would otherwise retry twice at once
 }
 PARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")  # matches what looks like the name of a parameter
+_OF_OTHER_VALUES = ("none_required", "union_tag_invalid", "literal_error")  # kinds of errors
 _UNSUPPORTED = {*UNSUPPORTED, *UNSUPPORTED_IN_RESPONSES, "response_format", "text", "tool_choice", "suffix"}
 
 
@@ -157,18 +158,17 @@ def of_validation(error: RequestValidationError) -> ApiError:
         return ApiError("The body must be a JSON object with `messages` (or `input`, `prompt`).", code="invalid_type")
     if kind == "extra_forbidden":
         return _unknown_parameter(location)
-    is_completion_prompt = location[0] == "prompt" and kind != "none_required"  # of /v1/responses, it must be null
-    if location[0] in _UNSUPPORTED and not is_completion_prompt:
+    if kind == "missing":
+        return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
+    # Of these, other values are supported; in /v1/responses, `prompt` must be null.
+    is_known = location[0] in ("prompt", "response_format", "text") and kind not in _OF_OTHER_VALUES
+    if location[0] in _UNSUPPORTED and not is_known:
         message = f"This server does not support this value of `{place}`: leave the parameter out."
-        if kind == "missing":
-            message = f"`{place}` is missing."
         if location[0] == "tools":  # some clients send a tool to get an answer in JSON
             message = (
                 "This server calls no tools: ask for JSON by `response_format` or `text.format` with a JSON schema."
             )
         return ApiError(message, code="unsupported_parameter", param=str(location[0]))
-    if kind == "missing":
-        return ApiError(f"`{place}` is missing.", code="missing_required_parameter", param=place)
     return ApiError(f"`{place}`: {_expected(detail)}.", param=place)
 
 

@@ -50,10 +50,12 @@ class GuardSettings:
         if any(not re.fullmatch(r"[\x21-\x7e]{8,}", key) for key in self.api_keys):
             raise ValueError("An API key must have at least 8 characters, ASCII without spaces")
         for name in self.host_names or ():
-            if not re.fullmatch(r"[^\s/:]+|\[[0-9a-fA-F:.]+\]", name):
-                raise ValueError(f"A host name is NAME, without a scheme, port or path, got {name!r}")
+            if not re.fullmatch(r"[^\s/:*]+|\[[0-9a-fA-F:.]+\]", name):
+                raise ValueError(f"A host name is NAME or [ADDRESS], without a scheme, port, path or *, got {name!r}")
         for origin in self.cors_origins:
-            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9.\[\]:_-]+", origin):
+            if not re.fullmatch(
+                r"\*|(https?|app|capacitor|tauri|[a-z-]+-(extension|webview))://[a-z0-9.\[\]:_-]+", origin
+            ):
                 raise ValueError(f"An origin is https://NAME, http://NAME:PORT, app://NAME or *, got {origin!r}")
 
 

@@ -237,12 +237,12 @@ class TextFormat(Part):
 
 
 class AnswerSchema(Part):
-    """A JSON schema. Strings, booleans and enums are asked as questions; any other schema guides the whole answer."""
+    """A JSON schema. It is asked as questions, or guides the whole answer: see docs/http-api.md."""
 
     name: str | None = Field(None, max_length=64)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | str | None = Field(None, description="Without effect, also as a text: answers follow the schema.")
+    strict: TextOr[str, bool] | None = Field(None, description="Without effect: answers follow the schema.")
 
 
 class JsonSchemaFormat(Part):
@@ -263,7 +263,7 @@ class StructuredOutputs(Part):
     """The form of the answer, as vLLM takes it: one of these."""
 
     choice: _different_texts(2) | None = Field(None, description="As `answer_choices`.")  # type: ignore[valid-type]
-    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_: TextOr[str, dict[str, Any]] | None = Field(None, alias="json", description="A JSON schema.")
     json_object: bool | None = Field(None, description="Any JSON object.")
     regex: str | None = None
 
@@ -328,7 +328,7 @@ class CommonRequest(Part):
         None, description="The answer ends before the first of these texts."
     )
     json_schema: dict[str, Any] | None = Field(None, description="As `response_format`, in the form of llama.cpp.")
-    guided_json: dict[str, Any] | str | None = Field(None, description="The same in the form of vLLM.")
+    guided_json: TextOr[str, dict[str, Any]] | None = Field(None, description="The same in the form of vLLM.")
     guided_regex: str | None = Field(
         None, description="Extension, as in vLLM: the whole answer matches this regular expression."
     )
@@ -403,7 +403,7 @@ class OtherItem(LenientPart):
     """What models do not see of earlier turns, such as a call of a tool and its result."""
 
     type: str = Field(json_schema_extra={"not": {"enum": ["message", "item_reference"]}})
-    output: Any = Field(None, description="Result of a tool. Its pictures count like those of messages.")
+    output: Any = Field(None, description="Result of a tool. Adapters see its pictures.")
 
 
 _NO_ITEM = "expected a message with a role; this server stores no items to refer to"

@@ -33,14 +33,16 @@ class Property:
     description: str | None
     values: Mapping[str, Any] | None  # scored text -> JSON value; None: the value is generated text
 
-    def question_in(self, question: Question, *, is_alone: bool) -> Question:
+    def question_in(self, question: Question, *, is_alone: bool, has_picture: bool) -> Question:
         """The question for this value, made from the request's `question`.
 
-        The value's description replaces the instruction. If the value is the only one (`is_alone`), its description is
-        used only if the request asks for a caption. An enum's values are the choices.
+        The value's description replaces the instruction; without a picture it follows the instruction, which it is
+        about. If the value is the only one (`is_alone`), its description is used only if the request asks for a
+        caption. An enum's values are the choices.
         """
-        if self.description and self.description.strip() and (not is_alone or question.is_caption):
-            question = dataclasses.replace(question, instruction=self.description)
+        if self.description and (not is_alone or question.is_caption):
+            instruction = self.description if has_picture else f"{question.instruction}\n{self.description}"
+            question = dataclasses.replace(question, instruction=instruction)
         return question if self.values is None else dataclasses.replace(question, task=OneOf(tuple(self.values)))
 
 
@@ -105,7 +107,8 @@ def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], 
         values = {"yes": True, "no": False}
     elif kind is None:
         raise _unsupported(f"{place}.type")
-    return Property(name=name, description=description if isinstance(description, str) else None, values=values)
+    is_text = isinstance(description, str) and bool(description.strip())
+    return Property(name=name, description=description if is_text else None, values=values)
 
 
 def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:

@@ -121,7 +121,14 @@ def test_objects_have_only_properties_that_the_schema_names(
 def test_parts_of_a_schema_and_named_types_of_properties_stay_open(embedded: Captioner) -> None:
     parts = [{"properties": {name: {"const": 1}}, "required": [name]} for name in "ab"]
     typed = {"properties": {}, "additionalProperties": {"type": "boolean"}, "required": ["c"]}
-    for schema, first in (({"allOf": parts}, '{"a": 1'), (typed, '{"')):
+    deep = [{"properties": {"o": {"type": "object", **part}}, "required": ["o"]} for part in parts]
+    named = [{"properties": {"a": {"enum": ["x"], "type": "string", "format": "color"}}, "required": ["a"]}]
+    for schema, first in (
+        ({"allOf": parts}, '{"a": 1'),
+        ({"allOf": deep}, '{"o": {"a": 1, "b": 1'),
+        ({"allOf": named}, '{"a": "x"'),
+        (typed, '{"'),
+    ):
         (answer,) = embedded.generate(PICTURE, QUESTION, json_schema={"type": "object", **schema}, max_new_tokens=60)
         assert answer.error is None
         assert answer.text.startswith(first)

@@ -305,7 +305,8 @@ def guarded(*origins: str) -> Starlette:
 @pytest.mark.parametrize(
     ("fields", "origins", "status", "is_allowed"),
     [
-        ({}, (ORIGIN, "http://localhost:3000", "app://obsidian.md", "chrome-extension://abc"), 200, True),
+        ({}, (ORIGIN, "http://localhost:3000", "chrome-extension://abc", "vscode-webview://a-b"), 200, True),
+        ({"origin": "app://obsidian.md"}, (ORIGIN, "app://obsidian.md"), 200, True),
         ({"origin": "app://b"}, (ORIGIN, "app://a"), 400, False),
         ({"origin": "https://b.example"}, (ORIGIN,), 400, False),
         ({"path": "/gradio_api/upload"}, (ORIGIN, "*"), 200, False),  # the application's answer
@@ -321,16 +322,17 @@ def test_pages_of_allowed_origins_may_ask_the_api_and_no_others(
     headers = client.ask(guarded(*origins)).headers
 
     assert client.status == status
-    assert headers.get("access-control-allow-origin") == (ORIGIN if is_allowed else None)
+    assert headers.get("access-control-allow-origin") == (fields.get("origin", ORIGIN) if is_allowed else None)
     if is_allowed:
         assert headers["access-control-allow-headers"] == "authorization,x-stainless-os"
         assert headers.get("access-control-allow-private-network") == ("true" if is_private else None)
 
 
-def test_a_page_of_an_allowed_origin_may_read_why_it_is_refused() -> None:
-    refused = Client(origin=ORIGIN).ask(guarded(ORIGIN))
+@pytest.mark.parametrize("origin", [ORIGIN, "app://obsidian.md"])
+def test_a_page_of_an_allowed_origin_may_read_why_it_is_refused(origin: str) -> None:
+    refused = Client(origin=origin).ask(guarded(origin))
 
-    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
+    assert (refused.status, refused.headers["access-control-allow-origin"]) == (401, origin)
 
 
 @pytest.mark.parametrize(
@@ -377,9 +379,14 @@ def test_guards_stand_in_order_before_the_application() -> None:
         {"api_keys": ("with a space",)},
         {"host_names": ("https://a.example",)},
         {"host_names": ("a.example:8000",)},
+        {"host_names": ("::1",)},
+        {"host_names": ("*",)},
+        {"host_names": ("*.example",)},
         {"cors_origins": ("a.example",)},
         {"cors_origins": ("https://a.example/",)},
         {"cors_origins": ("app://",)},
+        {"cors_origins": ("htps://a.example",)},
+        {"cors_origins": ("javascript://a",)},
         {"max_body_bytes": 0},
         {"body_timeout_s": 0.0},
         {"root_path": "pictures"},

@@ -13,6 +13,7 @@ from llama_adapter.app.serving.http_api.api import forms
 from llama_adapter.app.serving.http_api.conversation import ChatQuestion
 from llama_adapter.app.serving.http_api.errors import ApiError
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.serving.http_api.live import INFO
 from tests.app.serving.http_api.requests import chat, image, json_schema, user
 
@@ -258,16 +259,40 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
 
 
 @pytest.mark.parametrize(
-    "output", [[{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": NEW}], {"image_url": NEW}]
+    ("output", "place"),
+    [
+        ([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": NEW}], "[1]"),
+        ([None, "a", {"type": "image_url", "image_url": {"url": NEW}, "cache_control": {}}], "[2]"),
+        ([{"image_url": {"url": NEW}}], "[0]"),
+        ({"image_url": {"url": NEW}}, ""),
+        ({"image_url": NEW, "type": None, "detail": "auto"}, ""),
+        ({"type": "computer_screenshot", "image_url": NEW, "file_id": None}, ""),
+        # No pictures:
+        ([{"type": "search_result", "image_url": NEW}, {"title": "Red", "image_url": NEW}], None),
+        ([{"type": ["image_url"], "image_url": NEW}, {"type": "input_image", "image_url": 5}, {}], None),
+        ({"type": "computer_screenshot", "file_id": "file_1"}, None),
+        ("data:,", None),
+        (None, None),
+    ],
 )
-def test_a_picture_of_a_tool_counts_in_responses_as_in_chats(output: Any) -> None:
+def test_a_picture_of_a_tool_counts_in_responses_as_in_chats(output: Any, place: str | None) -> None:
     items = [item("user", OLD, "What?"), {"type": "function_call_output", "call_id": "c", "output": output}]
     asked = question_of_responses(items)
 
-    assert (asked.urls, only(asked).instruction, asked.num_ignored_turns) == ((NEW,), "What?", 1)
-    assert asked.picture_used == f"input[1].output[{len(output) - 1}]"
-    items[1]["output"] = [{"image_url": {"url": NEW}}, "a", None]
-    assert question_of_responses(items).urls == (OLD,)
+    assert (only(asked).instruction, asked.num_ignored_turns) == ("What?", 1)
+    assert asked.urls == ((OLD,) if place is None else (NEW,))
+    assert asked.picture_used == (None if place is None else f"input[1].output{place}")
+
+
+def test_a_model_that_sees_pictures_as_tokens_sees_none_of_tools() -> None:
+    form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
+    info = dataclasses.replace(INFO, has_adapter=False, template="chat", picture_format=form)
+    messages = user("A star?"), calling(), result(content=[image(NEW)])
+    schema = json_schema({"a": {"type": "string", "description": "What?"}, "b": {"type": "string"}})
+    asked = question(*messages, info=info, response_format=schema)
+    assert (asked.urls, asked.num_ignored_turns, asked.properties) == ((), 2, ())
+    with pytest.raises(ApiError, match="asks nothing"):
+        question(user(" "), *messages[1:], info=info)
 
 
 def test_responses_have_choices_and_schemas() -> None:

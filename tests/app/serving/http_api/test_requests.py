@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
@@ -89,7 +90,38 @@ def test_a_tool_is_the_reason_of_a_refusal_beside_what_comes_with_it(api: TestCl
     came = sent(api, {**body, "tool_choice": "required", "tools": [{"type": "function"}]}, path=path)
     assert error(came) == (400, "unsupported_parameter", "tools")
     assert "This server calls no tools" in came.text
-    assert sent(api, {**body, "tool_choice": "none", "tools": [{"type": "function"}]}, path=path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("parameters", "status"),
+    [
+        ({"tool_choice": "none", "tools": [{"type": "function"}]}, 200),
+        ({"tool_choice": "none"}, 200),
+        ({"tool_choice": "auto", "tools": []}, 200),
+        ({"tool_choice": "auto", "tools": None}, 200),
+        ({"tool_choice": None, "tools": [{"type": "function"}]}, 400),
+        ({"tools": [{"type": "function"}]}, 400),
+    ],
+)
+def test_the_schema_says_when_tools_are_accepted(api: TestClient, parameters: dict[str, Any], status: int) -> None:
+    schema = api.get("/openapi.json").json()
+    completion = {"prompt": "It is"}
+    for path, name, body in (
+        (CHAT, "ChatRequest", chat()),
+        (RESPONSES, "ResponsesRequest", responses()),
+        ("/v1/completions", "CompletionRequest", completion),
+    ):
+        own = {"$ref": f"#/components/schemas/{name}", "components": schema["components"]}
+        assert jsonschema.Draft202012Validator(own).is_valid({**body, **parameters}) == (status == 200)
+        assert sent(api, {**body, **parameters}, path=path).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("effort", "status"), [("none", 200), ("minimal", 200), ("low", 200), ("medium", 400), ("high", 400)]
+)
+def test_efforts_that_ask_for_little_reasoning_are_accepted(api: TestClient, effort: str, status: int) -> None:
+    assert sent(api, chat(reasoning_effort=effort)).status_code == status
+    assert sent(api, responses(reasoning={"effort": effort}), path=RESPONSES).status_code == status
 
 
 def test_the_page_names_every_parameter() -> None:
@@ -180,6 +212,10 @@ INVALID = [
     chat(response_format={"type": "json_schema", "name": "a", "schema": {}}),
     chat(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": "{}"}}),
     chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "colour": 1}}),
+    chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "strict": 5}}),
+    chat(response_format={}),
+    chat(response_format="json"),
+    chat(guided_json=5),
     chat(structured_outputs={"choice": ["a"]}),
     chat(structured_outputs={"choice": ["a", "b"]}, answer_choices=["a", "b"]),
 ]
@@ -192,6 +228,8 @@ INVALID_RESPONSES = [
     responses(include=["file_search_call.results"]),
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
     responses(text={"format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
+    responses(text={"format": {"type": "json_schema", "name": 5, "schema": {}}}),
+    responses(text={"verbosity": "low"}),
     responses(reasoning={"effort": "low", "summary": "detailed"}),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),

@@ -187,23 +187,45 @@ def test_what_separate_questions_cannot_answer_guides_the_whole_answer(parameter
         assert sampling == SamplingParams(**wanted)
 
 
+PLAIN_STAR, SIZE = {"type": "boolean"}, {"enum": ["small", "large"]}
+
+
 @pytest.mark.parametrize(
-    ("properties", "num_questions"),
-    [({"star": STAR}, 1), ({"caption": CAPTION}, 0), ({"star": STAR, "colour": COLOUR}, 0)],
+    ("properties", "descriptions"),
+    [
+        ({"star": STAR}, [""]),
+        ({"caption": CAPTION}, [""]),
+        ({"star": STAR, "colour": COLOUR}, ["\nIs it a star?", "\nWhat color is it?"]),
+        ({"star": PLAIN_STAR, "size": SIZE}, ["", ""]),
+        ({"star": PLAIN_STAR, "large": PLAIN_STAR}, None),  # the same question twice
+        ({"star": STAR, "caption": {**CAPTION, "description": "Describe it."}}, None),
+    ],
 )
-def test_without_a_picture_only_a_choice_is_a_question(properties: dict[str, Any], num_questions: int) -> None:
-    body = chat(user("It is a red star. Which one?"), response_format=json_schema(properties))
+def test_without_a_picture_several_questions_are_choices_and_have_the_text(
+    properties: dict[str, Any], descriptions: list[str] | None
+) -> None:
+    body = chat(user("A red star. Which one?"), response_format=json_schema(properties))
     asked = understood(CHAT, body)
-    assert len(asked.properties) == num_questions
-    assert asked.sampling.is_constrained is not bool(num_questions)
-    assert asked.prompts[0][0].instruction == "It is a red star. Which one?"
+    assert len(asked.properties) == len(descriptions or ())
+    assert asked.sampling.is_constrained is (descriptions is None)
+    assert [one.instruction for one in asked.prompts[0]] == [
+        f"A red star. Which one?{description}" for description in descriptions or [""]
+    ]
 
 
 @pytest.mark.parametrize(
     ("properties", "num_questions"),
-    [({"caption": CAPTION}, 1), ({"star": STAR, "colour": COLOUR}, 2), ({"star": STAR, "caption": CAPTION}, 0)],
+    [
+        ({"caption": CAPTION}, 1),
+        ({"star": STAR, "colour": COLOUR}, 2),
+        ({"star": STAR, "caption": {**CAPTION, "description": "Describe it."}}, 2),
+        ({"star": PLAIN_STAR, "size": SIZE}, 2),
+        ({"star": PLAIN_STAR, "large": PLAIN_STAR}, 0),  # the same question twice
+        ({"star": STAR, "caption": CAPTION}, 0),
+        ({"star": STAR, "caption": {**CAPTION, "description": " "}}, 0),
+    ],
 )
-def test_a_model_that_sees_pictures_as_tokens_is_asked_in_parts_if_all_have_descriptions(
+def test_a_model_that_sees_pictures_as_tokens_is_asked_in_parts_if_these_differ(
     properties: dict[str, Any], num_questions: int
 ) -> None:
     form = PictureFormat(token="<image>", token_id=9, tokens_each=10)
@@ -237,12 +259,10 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
         asked({"n": {"type": "integer"}})
     assert caught.value.code == "unsupported_schema"
     assert len(asked({"star": STAR})) == 1
-    # The service refuses these, and names the package:
-    for body in (
-        chat(response_format={"type": "json_object"}),
-        chat(user("A star."), response_format=json_schema({"star": STAR, "caption": CAPTION})),
-    ):
-        assert understood(CHAT, body).sampling.is_constrained
+    text = chat(user("A star."), response_format=json_schema({"star": STAR, "caption": CAPTION}))
+    assert [one.instruction for one in understood(CHAT, text).prompts[0]] == ["A star.\nIs it a star?", "A star."]
+    # The service refuses this, and names the package:
+    assert understood(CHAT, chat(response_format={"type": "json_object"})).sampling.is_constrained
 
 
 @pytest.mark.parametrize(
