@@ -40,7 +40,7 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from llama_adapter.runtime.schemes.state import linear_precisions, quantise
+from llama_adapter.runtime.schemes.state import linear_precisions, new_finer_weights, quantise
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.image import PictureSource, load_picture
 from llama_adapter.vision.preprocess import preprocess
@@ -100,6 +100,7 @@ def mixed_model(variant: Variant) -> LoadedModel:
         decoder_state=in_precision(decoder, variant.decoder),
         vision_state=encoder.vision_state,
         precision=variant.decoder,
+        finer_weights=new_finer_weights(sketch(decoder.decoder_config), variant.decoder),
     )
 
 

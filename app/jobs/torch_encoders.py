@@ -71,7 +71,12 @@ def open_weights(
         name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
         precision, origin = model.precision, model.origin
         num_weights = sum(tensor.numel() for tensor in state.values())
-        sizes = ModelSizes(decoder=model.decoder_config, num_encoder_weights=num_weights, precision=precision)
+        sizes = ModelSizes(
+            decoder=model.decoder_config,
+            num_encoder_weights=num_weights,
+            precision=precision,
+            finer_weights=model.finer_weights,
+        )
         dtype = DtypeChoice(spec, backend=backend, mode=EAGER)(sizes)
     check_rounding(spec, precision)
     halves = fingerprint(state) if origin is None else dict(origin.fingerprint)

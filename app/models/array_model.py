@@ -47,7 +47,9 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
     is_taken = layout is None or (precision == stored and layout.fits(library.layout, manifest.precisions))
     if manifest.num_ranks > 1 or not is_taken or not can_run(decoder):
         return None
-    tensors = map_arrays(place / LLM) | (map_arrays(place / VISION) if manifest["vision"] else {})
+    tensors = map_arrays(place / LLM)
+    manifest.check_finer(tensors)
+    tensors |= map_arrays(place / VISION) if manifest["vision"] else {}
     dtype, count = spec.dtype, num_weights(tensors)
     is_fixed = layout is not None and precision == FLOAT  # packed in one type
     if dtype == AUTO:

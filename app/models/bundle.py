@@ -313,11 +313,14 @@ def stream_bundle(
     precision = precision or taken.precision
     if precision != FLOAT and origin is None:
         origin = Origin(digest=manifest["digest"], fingerprint=fingerprint(vision_state))
+    is_stored = precision == taken.precision
+    finer_weights = manifest.finer_weights if is_stored else new_finer_weights(sketch(decoder), precision)
     chosen = dtype_of(
         dtype or taken.dtype,
         decoder=decoder,
         encoder=sketch(vision).state_dict().values() if vision_state else (),
         precision=precision,
+        finer_weights=finer_weights,
         packed_in=taken.dtype if precision == FLOAT and taken.is_taken(FLOAT, taken.dtype) else None,
     )
     if vision_state and (cast_vision or taken.layout is not None):
@@ -341,10 +344,8 @@ def stream_bundle(
             "processor: they are laid out again at every start",
         )
     input_scales: Mapping[str, Tensor] = {}
-    if INPUT_SCALES in files and precision == taken.precision:
+    if INPUT_SCALES in files and is_stored:
         input_scales = read_scales(place / INPUT_SCALES, decoder)
-    is_stored = precision == taken.precision
-    finer_weights = manifest.finer_weights if is_stored else new_finer_weights(sketch(decoder), precision)
     model = LoadedModel(
         **manifest.described(vision, decoder),
         vision_state=vision_state,

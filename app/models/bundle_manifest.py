@@ -15,7 +15,7 @@ from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.pieces.folder import SETTINGS_FILE, stored_name
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED_KINDS, PackedLayout
+from llama_adapter.runtime.kernels.layout import LAYOUT_VERSION, PACKED, PACKED_KINDS, PackedLayout
 from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, FLOAT_TYPES, PRECISIONS, Precision, finer
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS, shown_excerpt, shown_name
@@ -47,8 +47,8 @@ _FORMS: dict[str, Any] = {
     "merged": [str],
 }
 _ORIGIN_FORMS: dict[str, Any] = {"precision": str, "origin": {"digest": str, "fingerprint": {str: str}}}
-# For bundles that are neither packed nor split, the version gives the precision. These versions have any precision.
-# The last one says that some weights are finer; such bundles may be packed or split too.
+# The other versions give the precision; with these, the manifest says it. FINER_VERSION means that some weights are
+# finer; such bundles may be packed or split too.
 PACKED_VERSION, SPLIT_VERSION, FINER_VERSION = 4, 5, 6
 _FORMS_OF_VERSION: dict[int, dict[str, Any]] = {
     PACKED_VERSION: {"packed": {"version": int, "block": int, "int8_added": int, "source": str}},
@@ -146,6 +146,20 @@ class Manifest(dict[str, Any]):
                     f"`{path}` has {path.stat().st_size:,} bytes, where {wanted:,} are wanted",
                     hint="the copy was cut short; copy the whole folder again",
                 )
+
+    def check_finer(self, names: Iterable[str]) -> None:
+        """Raise CheckpointError if a name in `finer` is no linear weight of the decoder, whose tensors have `names`."""
+        stored = {
+            name.removesuffix("_scale").partition(PACKED)[0]
+            for name in names
+            if name.endswith("_scale") or PACKED in name
+        }
+        if unknown := self.finer_weights.keys() - stored:
+            raise CheckpointError(
+                f"`{self.place / MANIFEST}` names {list_keys(sorted(unknown))} in `finer`, and the decoder has no such "
+                "linear weights",
+                hint=DAMAGED,
+            )
 
     def configs(
         self, *, context: int | None = None, channel_order: WantedOrder = "auto"
@@ -250,7 +264,8 @@ def _faults(manifest: Manifest) -> list[str]:
     """Keys, or names of files, whose values are missing or wrong."""
     version = manifest["version"]
     has_own_version = version in _FORMS_OF_VERSION
-    if has_own_version and manifest.get("precision") not in PRECISIONS:
+    stated = manifest.get("precision")
+    if has_own_version and not (isinstance(stated, str) and stated in PRECISIONS):
         return ["precision"]
     precision = manifest.precision
     parts = [part for part in (PACKED_VERSION, SPLIT_VERSION) if manifest.has_part(part)]

@@ -116,6 +116,8 @@ def read_half(path: Path, config: HalfConfig, manifest: Manifest) -> dict[str, T
             hint=DAMAGED,
         )
     check_tensors(state, forms=Stored(manifest).forms(config), path=path, hint=DAMAGED)
+    if not isinstance(config, VisionConfig):
+        manifest.check_finer(state)
     return state
 
 

@@ -64,7 +64,14 @@ def place_model(
     """
     config = engine_config(model, spec, ranks, mode=mode)
     encoder_bytes = _bytes_to_come(model.vision_state, backend)
-    planned = memory_plans(config, spec, precision=model.precision, encoder_bytes=encoder_bytes, backend=backend)
+    planned = memory_plans(
+        config,
+        spec,
+        precision=model.precision,
+        finer_weights=model.finer_weights,
+        encoder_bytes=encoder_bytes,
+        backend=backend,
+    )
     if ranks_here > 1:
         planned = _together(planned, ranks_here)
     free, num_rows = backend.free_bytes(), spec.batch_size

@@ -4,7 +4,7 @@ The best dtype is one in which the model fits into memory, so `memory_plans` is 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ class ModelSizes:
     decoder: DecoderConfig
     num_encoder_weights: int
     precision: Precision  # of the linear layers' weights
+    finer_weights: Mapping[str, Precision] | None = None  # see `linear_precisions`
     packed_in: torch.dtype | None = None  # the dtype of packed float weights that can be used as they are
 
 
@@ -41,6 +42,7 @@ def dtype_of(
     decoder: DecoderConfig,
     encoder: Iterable[Tensor],
     precision: Precision = FLOAT,
+    finer_weights: Mapping[str, Precision] | None = None,
     packed_in: torch.dtype | None = None,
 ) -> torch.dtype:
     """A given dtype itself; otherwise the dtype chosen for a model with this decoder and these encoder tensors."""
@@ -48,7 +50,11 @@ def dtype_of(
         return dtype
     num_encoder_weights = sum(tensor.numel() for tensor in encoder)
     sizes = ModelSizes(
-        decoder=decoder, num_encoder_weights=num_encoder_weights, precision=precision, packed_in=packed_in
+        decoder=decoder,
+        num_encoder_weights=num_encoder_weights,
+        precision=precision,
+        finer_weights=finer_weights,
+        packed_in=packed_in,
     )
     return dtype(sizes)
 
@@ -94,21 +100,35 @@ class DtypeChoice:
         spec, dtype = self._spec, DTYPES[name]
         config = EngineConfig(decoder=sizes.decoder, dtype=dtype, mode=self._mode, operators=spec.operators)
         encoder_bytes = sizes.num_encoder_weights * dtype.itemsize
-        plan = memory_plans(config, spec, precision=sizes.precision, encoder_bytes=encoder_bytes, backend=self._backend)
+        plan = memory_plans(
+            config,
+            spec,
+            precision=sizes.precision,
+            finer_weights=sizes.finer_weights,
+            encoder_bytes=encoder_bytes,
+            backend=self._backend,
+        )
         return plan(1 if spec.batch_size == AUTO else spec.batch_size).total
 
 
 def memory_plans(
-    config: EngineConfig, spec: CaptionerSpec, *, precision: Precision, encoder_bytes: int, backend: Backend
+    config: EngineConfig,
+    spec: CaptionerSpec,
+    *,
+    precision: Precision,
+    finer_weights: Mapping[str, Precision] | None,
+    encoder_bytes: int,
+    backend: Backend,
 ) -> Callable[[int], MemoryPlan]:
     """A function from a number of rows to the memory plan of a model, with the encoder that `spec` names.
 
-    `encoder_bytes` are those of the model's own encoder. An exported one counts only if it is on the decoder's device.
+    `finer_weights` are those of `linear_precisions`. `encoder_bytes` are those of the model's own encoder. An exported
+    one counts only if it is on the decoder's device.
     """
     if spec.encoder is not None:
         is_here = spec.vision_kind == "om" and backend.capabilities.runs_om
         encoder_bytes = sum(file.stat().st_size for file in encoder_files(spec)) if is_here else 0
-    forms = expected_forms(config.decoder, dtype=config.dtype, precision=precision)
+    forms = expected_forms(config.decoder, dtype=config.dtype, precision=precision, finer_weights=finer_weights)
     return planner(config, forms, backend=backend, reserved=encoder_bytes)
 
 

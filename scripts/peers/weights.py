@@ -22,7 +22,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.names import meta_tensors, to_huggingface
 from llama_adapter.runtime.schemes import Precision
-from llama_adapter.runtime.schemes.state import convert_precision
+from llama_adapter.runtime.schemes.state import convert_precision, new_finer_weights
 from llama_adapter.vision.backends.kernels import KernelQueries
 from llama_adapter.vision.config import VIT_L_14, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, VisualQueryBlocks
@@ -136,6 +136,7 @@ def random_weights(
         sources=(),
         merged=("gates",),
         precision=precision,
+        finer_weights=new_finer_weights(decoder_sketch, precision),
     )
 
 

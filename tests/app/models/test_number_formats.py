@@ -5,17 +5,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder
 from llama_adapter.app.jobs.torch_encoders import open_weights
+from llama_adapter.app.models.bundle import stream_bundle
+from llama_adapter.app.models.memory_fit import place_model
+from llama_adapter.app.models.number_formats import DtypeChoice, ModelSizes
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime import devices
-from llama_adapter.runtime.devices import CpuBackend
+from llama_adapter.runtime.devices import EAGER, CpuBackend
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError, UsageError
+from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import Precision
+from tests.app.models.bundles import older_int4
 
 
 class Picky(CpuBackend):
@@ -79,3 +85,32 @@ def test_an_encoder_alone_is_refused_and_told_alike(embedded: Callable[[Precisio
     widened = "4-bit weights are widened to float32 here, with its memory and speed"
     assert opened().notes == (f"{widened} (it has no auto for int4)",)
     assert opened(operators="aten").notes == (widened,)
+
+
+def test_plans_count_the_head_as_it_is_stored(
+    embedded: Callable[[Precision], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_library().library is None:
+        pytest.skip(find_library().reason)
+    backend, spec = CpuBackend(), CaptionerSpec(device="cpu", batch_size=1)
+    seen: list[tuple[int, int, int]] = []  # bytes of the head, and of the plans before and after the dtype is chosen
+    planned: list[int] = []
+    monkeypatch.setattr(
+        "llama_adapter.app.models.memory_fit.check_memory", lambda plan, *_, **__: planned.append(plan.total)
+    )
+    for bundle in (embedded("int4"), older_int4(tmp_path / "older")):
+
+        def choose(sizes: ModelSizes) -> torch.dtype:
+            planned.append(DtypeChoice(spec, backend=backend, mode=EAGER).needed_bytes(sizes, "float32"))
+            return torch.float32
+
+        planned.clear()
+        model, tensors = stream_bundle(bundle, dtype=choose)
+        state = dict(tensors)
+        place_model(model, state.items(), spec=spec, backend=backend, mode=EAGER)
+        before, after = planned
+        seen.append((sum(tensor.nbytes for name, tensor in state.items() if name.startswith("head.")), before, after))
+
+    (head, *plans), (older_head, *older_plans) = seen
+    assert head > older_head
+    assert [new - old for new, old in zip(plans, older_plans, strict=True)] == [head - older_head] * 2

@@ -22,7 +22,7 @@ from llama_adapter.runtime.devices.cpu import CpuBackend, is_file_backed
 from llama_adapter.runtime.errors import CheckpointError, DeviceError
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import KINDS, Finding, find_library
-from llama_adapter.runtime.schemes import PRECISIONS, Precision
+from llama_adapter.runtime.schemes import PRECISIONS, QUANTISED, Precision
 from tests.app.models.bundles import assert_same, assert_same_weights, edit, older_int4
 
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
@@ -154,6 +154,7 @@ def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monk
     assert "none here" in told
 
 
+@pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -161,15 +162,33 @@ def test_the_manifest_and_doctor_name_the_form(packed: Any, tmp_path: Path, monk
         ({"block": 1 << 40}, "`packed`"),
         ({"version": 2}, "`packed`"),
         ({"int8_added": -1}, "`packed`"),
-        ({"block": 96}, "weight_packed_int8"),  # not the layout of the file
+        ({"block": 96}, "weight_packed_int"),  # not the layout of the file
     ],
 )
 def test_a_layout_that_cannot_be_or_is_another_is_refused(
-    packed: Any, tmp_path: Path, changes: dict[str, int], named: str
+    packed: Any, tmp_path: Path, precision: Precision, changes: dict[str, int], named: str
 ) -> None:
-    bundle = Path(shutil.copytree(packed["int8"], tmp_path / "bundle"))
+    bundle = Path(shutil.copytree(packed[precision], tmp_path / "bundle"))
     edit(lambda manifest: manifest["packed"].update(changes))(bundle)
     with pytest.raises(CheckpointError, match=named):
+        load_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"num_ranks": 2}, "`packed`"),  # no bundle is both
+        ({"version": 4}, "head.weight_packed_int"),  # its head would have 4 bits
+        ({"finer": {"head.weight": "int8", "norm.weight": "int8"}}, "`norm.weight` in `finer`"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_packed_weights_is_refused(
+    packed: Any, tmp_path: Path, entries: dict[str, Any], words: str
+) -> None:
+    bundle = Path(shutil.copytree(packed["int4"], tmp_path / "bundle"))
+    edit(lambda manifest: manifest.update(entries))(bundle)
+    assert assemble_arrays(CaptionerSpec(model=str(bundle), device="cpu")) is None
+    with pytest.raises(CheckpointError, match=words):
         load_bundle(bundle)
 
 

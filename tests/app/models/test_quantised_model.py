@@ -120,6 +120,8 @@ def test_a_head_that_is_stored_as_it_is_wanted_is_not_rounded_again(
     assert model.decoder_state.keys() == load_bundle(embedded(wanted)).decoder_state.keys()
     for name in ("head.weight", "head.weight_scale"):
         assert torch.equal(model.decoder_state[name], as_stored.decoder_state[name])
+        shares = [dict(stream_bundle(bundle, precision=wanted, ranks=Place(rank, 2))[1])[name] for rank in range(2)]
+        assert torch.equal(torch.cat(shares), as_stored.decoder_state[name])
 
 
 def test_a_bundle_with_finer_weights_is_split(embedded: Callable[[Precision], Path], tmp_path: Path) -> None:
@@ -156,7 +158,11 @@ def test_an_older_bundle_keeps_its_bits_and_so_do_its_copies(tmp_path: Path) -> 
         (False, {"finer": {"head.weight": 8}}, "wrong in `finer`"),
         (False, {"finer": {}}, "wrong in `finer`"),
         (False, {"finer": "int8"}, "wrong in `finer`"),
+        (False, {"finer": HEAD_IN_8_BITS | {"norm.weight": "int8"}}, "`norm.weight` in `finer`"),
+        (False, {"finer": HEAD_IN_8_BITS | {"clip.projection.weight": "int8"}}, "`clip.projection.weight` as uint8"),
         (False, {"precision": "int8"}, "wrong in `finer`"),
+        (False, {"precision": ["int4"]}, "wrong in `precision`"),
+        (False, {"version": 4, "precision": ["int4"]}, "wrong in `precision`"),
         (False, {"num_ranks": 1}, "wrong in `num_ranks`"),
         (False, {"packed": {}}, "wrong in `packed`"),
         (False, {"finer": {"norm.weight": "int8"}}, "`head.weight` as int8"),
