@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.pictures import pictures_in
-from llama_adapter.app.learning.labelled.rows import (
-    KNOWN,
-    NO_PICTURE_COLUMN,
-    WANTED,
-    Columns,
-    add_row,
-    without_copies,
-)
+from llama_adapter.app.learning.labelled.rows import KNOWN, NO_PICTURE_COLUMN, WANTED, Columns, add_row, without_copies
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.items import InputsError
