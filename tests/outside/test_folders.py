@@ -140,7 +140,8 @@ def test_boxes_beside_pictures_are_no_captions_and_a_circle_of_links_ends(tmp_pa
         (folder / name).symlink_to(elsewhere)
 
     found, note = data(folder)
-    assert found == [("2.png", ("0 is a cat",)), ("3.png", ("a dog",)), ("3.png", ("a dog",))]
+    assert found == [("2.png", ("0 is a cat",)), ("3.png", ("a dog",))]
+    assert f"folders that are linked twice: 2 (first: {folder}/a/again)" in note
     assert "pictures without text: 1" in note
     assert "texts without an answer: 1" in note
     (folder / "b" / "2.txt").unlink()
@@ -149,9 +150,18 @@ def test_boxes_beside_pictures_are_no_captions_and_a_circle_of_links_ends(tmp_pa
     assert [one.answers for one in read_examples(str(folder)).examples] == [("a",), ("b",)]
 
 
-@pytest.mark.parametrize("text", ["06 12 34 56 78", "1 2 3 4 5", "7 3.5 0.5 0.5 0.5"])
-def test_numbers_that_are_no_boxes_are_captions(text: str, tmp_path: Path) -> None:
-    assert data(tree(tmp_path, **{"1.png": b"1", "1.txt": text})) == ([("1.png", (text,))], "")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("1.txt", "06 12 34 56 78"),
+        ("1.txt", "1 2 3 4 5"),
+        ("1.txt", "1 0 1 2 1"),
+        ("1.txt", "7 3.5 0.5 0.5 0.5"),
+        ("1.caption", "0 0.5 0.5 0.25 1e-05"),
+    ],
+)
+def test_numbers_that_are_no_boxes_are_captions(name: str, text: str, tmp_path: Path) -> None:
+    assert data(tree(tmp_path, **{"1.png": b"1", name: text})) == ([("1.png", (text,))], "")
 
 
 @pytest.mark.parametrize(
@@ -159,6 +169,8 @@ def test_numbers_that_are_no_boxes_are_captions(text: str, tmp_path: Path) -> No
     [
         (("seg_train", "seg_test", "seg_pred"), "seg_test, seg_train seem to be splits, not classes"),
         (("training_set", "test_set"), "test_set, training_set seem to be splits, not classes"),
+        (("train2017", "val2017"), "train2017, val2017 seem to be splits, not classes"),
+        (("train_1", "test_1"), "test_1, train_1 seem to be splits, not classes"),
         (("train_station", "crash_test", "car", "bus"), None),
         (("test tube", "test strip"), None),
         (("train ticket", "test strip"), None),

@@ -133,11 +133,12 @@ def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     picture = (HERE / "tables" / "red.png").read_bytes()
     rows = [{"image": {"bytes": picture, "path": "0.png"}, "text": "a circle"}, {"image": None, "text": "none"}]
-    ours = [{"image": one, "text": "a circle"} for one in (picture, b"red.png")]
-    pq.write_table(pa.Table.from_pylist(ours), tmp_path / "bytes.parquet")
-    inside = read_examples(str(tmp_path / "bytes.parquet"))
-    assert [one.item.source for one in inside.examples] == [picture]
-    assert "line 2: its cell `image` has bytes that are no picture" in str(inside.problems[0])
+    cells = (picture, b"P6 1 1 255 abc", b"%PDF-1.7 damaged", b"", b"a/red.png")
+    pq.write_table(pa.Table.from_pylist([{"image": one, "text": "a circle"} for one in cells]), tmp_path / "b.parquet")
+    inside = read_examples(str(tmp_path / "b.parquet"))
+    assert [one.item.source for one in inside.examples] == list(cells[:3])
+    (name,) = [str(one) for one in inside.problems if one.unreadable is None]  # the rest need not stop a training
+    assert name.endswith("line 5: its cell `image` holds the name of a file as bytes; write it as text")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
 
     found = read_examples(str(tmp_path / "train.parquet"))
@@ -178,17 +179,38 @@ ASKED_OF = {"question": "What is it?", "answer": "a liver"}
     ],
 )
 def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, column: str, tmp_path: Path) -> None:
-    found = examples(tmp_path, data)
-    assert not found.examples
-    assert f"line 1: it has {column}, and no picture in a column picture, image" in str(found.problems[0])
+    with pytest.raises(InputsError, match="but its examples have none:") as refused:
+        examples(tmp_path, data)
+    (told,) = refused.value.details
+    assert f"line 1: it has {column}, and no picture in a column picture, image" in told
+    assert "call the column of the pictures `picture`" in told
 
 
-@pytest.mark.parametrize("row", [{"file": "a.py"}, {"source": "a.png", "image": None}, {"img_id": 1, "images": []}])
-def test_a_text_may_say_that_it_has_no_picture(row: dict[str, Any], tmp_path: Path) -> None:
-    rows = [{**row, **ASKED_OF}, {"url": "a.png", "question": "Why?", "answer": "a"}]
+@pytest.mark.parametrize(
+    ("row", "has_other"),
+    [
+        ({"file": "a.py"}, False),
+        ({"img_url": None}, False),
+        ({"img_url": " ", "images": None}, False),
+        ({"source": "a.png", "image": None}, True),
+        ({"img_id": 1, "images": []}, True),
+    ],
+)
+def test_a_text_may_say_that_it_has_no_picture(row: dict[str, Any], has_other: bool, tmp_path: Path) -> None:
+    rows = [{**row, **ASKED_OF}, {"url": "a.png", "question": "Why?", "answer": "a"}, {"image": "b.png", **ASKED_OF}]
     found = examples(tmp_path, rows)
-    assert [one.item.source for one in found.examples] == [None]
-    assert [str(one).partition(", and")[0] for one in found.problems] == [f"{tmp_path}/t.json, line 2: it has url"]
+    assert [one.item.source for one in found.examples] == [None, f"{tmp_path}/b.png"]
+    refused = [str(one).partition(", and")[0] for one in found.problems if not one.is_warning]
+    assert refused == [f"{tmp_path}/t.json, line 2: it has url"]
+    counted = f"other columns of pictures in rows whose picture is null: 1 (first: {tmp_path}/t.json, line 1)"
+    assert found.left_out.note() == counted * has_other
+
+
+def test_empty_cells_of_a_table_of_texts_name_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("question;answer;img_url\nWhy?;so;\nHow?;thus; \n")
+    found = read_examples(str(tmp_path / "t.csv"))
+    assert [one.item.source for one in found.examples] == [None, None]
+    assert not found.problems
 
 
 @pytest.mark.parametrize(
@@ -197,6 +219,7 @@ def test_a_text_may_say_that_it_has_no_picture(row: dict[str, Any], tmp_path: Pa
         ({"image": "A" * 4097, "answer": "a"}, "its cell `image` holds a picture as text"),
         ({"image": "data:image/png;base64,iVBORw0", "answer": "a"}, "its cell `image` holds a picture as text"),
         ({"image": "a.png", "captions": "['a', 'b']"}, "its captions begin like a JSON list, but are not valid JSON"),
+        ({"image": "a.png", "captions": '["a", "b'}, "its captions begin like a JSON list, but are not valid JSON"),
     ],
 )
 def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reason: str, tmp_path: Path) -> None:
@@ -208,11 +231,15 @@ def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reaso
     [
         ({"question": "Where?", "answers": "[1, 2, 30, 40]"}, "Where?", ("[1, 2, 30, 40]",)),
         ({"captions": '["STOP" sign] on a pole'}, None, ('["STOP" sign] on a pole',)),
+        ({"captions": ' ["a", "b", null]\n'}, None, ("a", "b")),
         ({"captions": ["a", "b", "b"]}, None, ("a", "b", "b")),  # training learns the user's first
         ({"question": "Which?", "answers": ["a", "b", "b"]}, "Which?", ("b", "b", "a")),
         ({"question": "What does <image> mean?", "answer": "a"}, "What does <image> mean?", ("a",)),
         ({"question": "What?\n<image>", "answer": "a"}, "What?", ("a",)),
         ({"question": "One.\n<image>\nTwo?", "answer": "a"}, "One.\nTwo?", ("a",)),
+        ({"question": "One.\r\n<image>\r\nTwo?", "answer": "a"}, "One.\r\nTwo?", ("a",)),
+        ({"question": "<image> <image>\nWhat?<image>\n<image>", "answer": "a"}, "What?", ("a",)),
+        ({"question": " <image> ", "input": "Which <image> ?", "answer": "a"}, None, ("a",)),
         ({"questions": [{"question": "<image> What?", "answer": "a"}]}, "What?", ("a",)),
     ],
 )

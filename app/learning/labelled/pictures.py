@@ -10,6 +10,7 @@ from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.rows import SPLITS, WANTED, Columns, add_row, similar_split, split_name
 from llama_adapter.app.pictures.inputs import InputsError, PictureInput, folders, natural_key
 from llama_adapter.app.pictures.inputs.archives import MAX_TEXT_BYTES, archive_inputs, is_archive_name, text_values
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_XMP_BYTES
 from llama_adapter.app.pictures.inputs.xmp import description_of
 from llama_adapter.runtime.text import shown_name
@@ -119,7 +120,7 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
     found, split_of, has_texts, unpaired = Examples(), dict(split_folders(folder)), False, list[str]()
     if names := [name for name in sub_folders(folder) if split_name(name) not in SPLITS]:
         found.warn(folder, f"texts beside the pictures are the answers; names of folders, such as {names[0]}, are not")
-    for place, groups in _groups(folder):
+    for place, groups in _groups(folder, seen=set(), left_out=found.left_out):
         if _REPEATS.match(os.path.basename(place)):
             found.left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
@@ -155,12 +156,9 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
     return found
 
 
-def _groups(folder: str, *, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """Each folder that is searched, with its pictures and the texts of each; "" for texts without picture.
-
-    A link to one of the folders `above` is not followed, because it makes a circle.
-    """
-    above |= {os.path.realpath(folder)}
+def _groups(folder: str, *, seen: set[str], left_out: LeftOut) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
+    """Each folder that was not `seen`, with its pictures and the texts of each; "" for texts without picture."""
+    seen.add(os.path.realpath(folder))
     pictures, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     with os.scandir(folder) as listing:
         for name in sorted((entry.name for entry in listing if entry.is_file()), key=natural_key):
@@ -181,8 +179,10 @@ def _groups(folder: str, *, above: frozenset[str] = frozenset()) -> Iterator[tup
     groups += [("", names) for names in texts.values()]
     yield folder, sorted(groups, key=lambda group: natural_key(group[0] or group[1][0]))
     for path in (os.path.join(folder, name) for name in sub_folders(folder)):
-        if os.path.realpath(path) not in above:
-            yield from _groups(path, above=above)
+        if os.path.realpath(path) in seen:
+            left_out.add("folders that are linked twice", path)
+        else:
+            yield from _groups(path, seen=seen, left_out=left_out)
 
 
 def _priority(name: str) -> int:

@@ -14,7 +14,7 @@ from llama_adapter.app.learning.labelled.pictures import (
     split_folders,
     sub_folders,
 )
-from llama_adapter.app.learning.labelled.rows import Columns, are_splits, split_in, with_classes
+from llama_adapter.app.learning.labelled.rows import SPLITS, Columns, are_splits, split_in, split_name, with_classes
 from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
@@ -53,7 +53,7 @@ def read_examples(
     """
     found = Examples()
     matches = [(path, list(expand_pattern(path)) if is_pattern(path) else [path]) for path in paths]
-    has_splits = _are_splits([name for _, names in matches for name in names])
+    has_splits = _are_split_files([name for _, names in matches for name in names])
     for path, names in matches:
         one = Examples()
         if not names:
@@ -81,7 +81,7 @@ def read_examples(
     return found
 
 
-def _are_splits(paths: Sequence[str]) -> bool:
+def _are_split_files(paths: Sequence[str]) -> bool:
     """Whether the paths are tables or archives named as splits: `train.csv` and others, such as `test.csv`."""
     are_files = all(_is_table(path) or is_archive_name(path) for path in paths)
     return are_files and are_splits(list(map(_stem, paths))) and "train" in map(_split_of, paths)
@@ -142,7 +142,7 @@ def _folder(folder: str, *, columns: Columns, pictures: str | None) -> Examples:
     found, has_any, tables = Examples(), False, list[str]()
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         names = sorted(os.listdir(place), key=natural_key)
-        has_splits = not split and _are_splits(list(filter(is_archive_name, names)))
+        has_splits = not split and _are_split_files(list(filter(is_archive_name, names)))
         for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
@@ -161,7 +161,7 @@ def _folder(folder: str, *, columns: Columns, pictures: str | None) -> Examples:
         if len(classes) < 2 and (not classes or tables):
             raise _is_none_of_the_forms(folder, tables)
         found = class_examples(folder, columns=columns)
-        splits = sorted(name for name in classes if all(split_in(name)))
+        splits = sorted(name for name in classes if split_in(name)[0] and split_name(name) not in SPLITS)
         if are_splits(splits):
             found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
     _count_left_out(folder, found, has_rows=has_any)
@@ -170,7 +170,7 @@ def _folder(folder: str, *, columns: Columns, pictures: str | None) -> Examples:
 
 def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
     tables.sort(key=lambda table: _split_of(table) != "train")
-    named = tables if _are_splits(tables) else tables[:1]
+    named = tables if _are_split_files(tables) else tables[:1]
     return InputsError(
         f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
         hint=f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"

@@ -34,7 +34,6 @@ CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 # The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
 _LISTS = ("answers", "captions")  # in cells, these may be lists of texts in JSON
-_JSON_TEXTS = re.compile(r"""\s*\[["'].*["']\]\s*""", re.DOTALL)
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
@@ -45,6 +44,10 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 _LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url)?", re.IGNORECASE)  # columns
+NO_PICTURE_COLUMN = (
+    f"no picture in a column {named(PICTURE_COLUMNS)}: call the column of the pictures `picture`; if the row is a "
+    "text, leave that out, or write null as its picture"
+)
 MAX_CHOICES = 2_000
 SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
 
@@ -122,6 +125,11 @@ def add_row(
             if num_open := len(rows) - len(answered):
                 found.left_out.add("questions of conversations without an answer", place, number=num_open)
             rows = answered
+        like = dict.fromkeys(name for one in rows for name in _like_pictures(one)) if item.source is None else {}
+        if like and row.keys().isdisjoint(PICTURE_COLUMNS):
+            raise ValueError(f"it has {shown_excerpt(', '.join(like))}, and {NO_PICTURE_COLUMN}")
+        if like:
+            found.left_out.add("other columns of pictures in rows whose picture is null", place)
         for one in rows:
             try:
                 example = _example(one, item=item, columns=columns, place=place, line=line, split=split)
@@ -223,17 +231,17 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
     return item
 
 
+def _like_pictures(row: Mapping[str, object]) -> list[str]:
+    """Names of other columns than `PICTURE_COLUMNS` that seem to name a picture."""
+    others = {
+        name: value for name, value in row.items() if not _is_blank(value) and (name not in KNOWN or name == _URL)
+    }
+    return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(str(one))]
+
+
 def _example(
     row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
 ) -> Example:
-    is_text = item.source is None and row.keys().isdisjoint(PICTURE_COLUMNS)
-    others = {name: str(value) for name, value in row.items() if is_text and (name not in KNOWN or name == _URL)}
-    like = [name for name, text in others.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(text)]
-    if like:
-        raise ValueError(
-            f"it has {shown_excerpt(', '.join(like))}, and no picture in a column {named(PICTURE_COLUMNS)}; if it is a "
-            "text, leave that out, or write null as its picture"
-        )
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
         name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])
     }
@@ -276,11 +284,13 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
     Raises ValueError for values that are no texts, numbers or dates, and for a list in a cell that is not JSON.
     """
     texts = []
-    if name in _LISTS and isinstance(value, str) and _JSON_TEXTS.fullmatch(value):
+    cell = value.strip() if name in _LISTS and isinstance(value, str) else ""
+    if cell.startswith(('["', "['")):
         try:
-            value = split_choices(value)
+            value = split_choices(cell)
         except ValueError:
-            raise ValueError(f"its {name} begin like a JSON list, but are not valid JSON") from None
+            if cell.endswith(('"]', "']")) or "]" not in cell:  # `["STOP" sign] on a pole` is a text
+                raise ValueError(f"its {name} begin like a JSON list, but are not valid JSON") from None
     for one in value if isinstance(value, list) else [value]:
         one = one.get("answer", one) if isinstance(one, dict) else one
         if isinstance(one, list | dict | bytes):

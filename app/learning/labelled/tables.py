@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.pictures import pictures_in
-from llama_adapter.app.learning.labelled.rows import KNOWN, WANTED, Columns, add_row, without_copies
+from llama_adapter.app.learning.labelled.rows import KNOWN, NO_PICTURE_COLUMN, WANTED, Columns, add_row, without_copies
 from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.items import InputsError
@@ -43,6 +43,11 @@ def table_examples(
             root=os.path.dirname(path) if pictures is None else pictures,
             split=split,
             unanswered="rows without an answer",
+        )
+    unnamed = next((one for one in found.problems if one.reason.endswith(NO_PICTURE_COLUMN)), None)
+    if unnamed is not None and all(one.item.source is None for one in found.examples):
+        raise InputsError(
+            f"Wanted pictures in the {_WHAT} `{shown_name(path)}`, but its examples have none:", details=[str(unnamed)]
         )
     captions = [one for one in found.examples if one.task == "caption"]
     if sum(one.answers[0].endswith("?") for one in captions) * 2 > len(captions) > 1:

@@ -25,7 +25,6 @@ _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
 _LONGEST_PATH = 4096
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
-_LONE_MARK = re.compile(r"\A\s*<image>\s*|\s*<image>\s*\Z|^[ \t]*<image>[ \t]*\n", re.MULTILINE)
 # What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
 _MARK = re.compile(r"<image>|</img>|\A\s*<(?:img|video)>|<(?:img|video)>\s*\Z")
 
@@ -69,8 +68,18 @@ def asked_rows(values: Mapping[str, object], *, has_picture: bool) -> list[dict[
     else:
         raise ValueError(f"its `{QUESTIONS}` are no list of objects")
     for one in rows if has_picture else ():
-        one |= {name: _LONE_MARK.sub("", text) for name in PROMPT_COLUMNS if isinstance(text := one.get(name), str)}
+        one |= {name: _without_marks(text) for name in PROMPT_COLUMNS if isinstance(text := one.get(name), str)}
     return rows
+
+
+def _without_marks(text: str) -> str:
+    """A question without marks of the picture at its ends and in lines of their own. Marks between words stay."""
+    if _PICTURE_MARK not in text:
+        return text
+    lines = [line for line in text.splitlines(keepends=True) if line.strip() != _PICTURE_MARK]
+    parts = "".join(lines).split(_PICTURE_MARK)
+    filled = [number for number, part in enumerate(parts) if part.strip()]
+    return _PICTURE_MARK.join(parts[filled[0] : filled[-1] + 1]).strip() if filled else ""
 
 
 def _with_question(row: dict[str, object]) -> dict[str, object]:
@@ -219,10 +228,8 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
             raise ValueError(f"`{column}` has {len(value):,} pictures, and a question is about one")
         value = value[0]
     if isinstance(value, bytes):
-        from llama_adapter.vision.not_read import begins_like, is_heic  # imports numpy
-
-        if begins_like(value) is None and not is_heic(value):
-            raise ValueError(f"its cell `{column}` has bytes that are no picture")
+        if len(value) <= _LONGEST_PATH and has_picture_suffix(os.fsdecode(value)):
+            raise ValueError(f"its cell `{column}` holds the name of a file as bytes; write it as text")
         value = {"bytes": value}
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         label = f"{place}/{value['path']}" if isinstance(value.get("path"), str) else place
@@ -251,14 +258,14 @@ def spelt_path(name: str, *, root: str) -> str:
     ):
         return path
     decoded = unquote(name.removeprefix("file://")).replace("\\", "/")
-    forms = dict.fromkeys((decoded, unicodedata.normalize("NFC", decoded), unicodedata.normalize("NFD", decoded)))
-    found = [_first_file(root, name, name.replace("\\", "/"), *forms)]
-    if found == [None] and not os.path.splitext(decoded)[1][1:].isalpha():  # `Photo 10.15` lacks a suffix, too
-        found = [
-            _first_file(root, *(form + one for form in forms for one in (suffix, suffix.upper())))
-            for suffix in PICTURE_SUFFIXES
-        ]
-    files = list(filter(None, found))
+    forms = dict.fromkeys((name, decoded, *(unicodedata.normalize(form, decoded) for form in ("NFC", "NFD"))))
+    if file := _first_file(root, *forms):
+        return file
+    if os.path.splitext(decoded)[1][1:].isalpha():  # `Photo 10.15` lacks a suffix, too
+        return path
+    stems = [form for form in forms if os.path.isdir(os.path.join(root, os.path.dirname(form)) or os.curdir)]
+    ends = [(suffix, suffix.upper()) for suffix in PICTURE_SUFFIXES]
+    files = [file for both in ends if (file := _first_file(root, *(stem + end for stem in stems for end in both)))]
     return files[0] if len(files) == 1 else path
 
 

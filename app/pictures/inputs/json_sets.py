@@ -64,8 +64,9 @@ def _have(values: Sequence[object], *names: str) -> bool:
 
 def find_picture(name: str, *below: str, folders: Iterable[str]) -> str:
     """The path of the file `name` in a sub-folder `below` of one of the folders; the first possible path if none is."""
-    places = [os.path.normpath(spelt_path(os.path.join(sub, name), root=folder)) for folder in folders for sub in below]
-    return next(filter(os.path.isfile, places), places[0])
+    places = (os.path.normpath(spelt_path(os.path.join(sub, name), root=folder)) for folder in folders for sub in below)
+    first = next(places)
+    return first if os.path.isfile(first) else next(filter(os.path.isfile, places), first)
 
 
 def coco_rows(

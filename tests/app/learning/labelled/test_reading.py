@@ -166,6 +166,18 @@ def test_archives_that_are_named_as_splits_are_these_splits(by: str, tmp_path: P
     ]
 
 
+def test_archives_in_a_folder_of_a_split_are_this_split(tmp_path: Path) -> None:
+    for place in ("train/train-0", "train/test-0", "val/a"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{place}.tar").write_bytes(tar_bytes({"0.png": place.encode(), "0.txt": place.encode()}))
+    found = read_examples(str(tmp_path))
+    assert [(one.answers[0], one.split) for one in found.examples] == [
+        ("train/test-0", "train"),
+        ("train/train-0", "train"),
+        ("val/a", "validation"),
+    ]
+
+
 @pytest.mark.parametrize("by", ["folder", "pattern"])
 def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -> None:
     for name in ("cat", "dog"):

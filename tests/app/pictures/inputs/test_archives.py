@@ -22,7 +22,7 @@ SAMPLES = {
     "0001.jpg": b"one",
     "0001.txt": b" a cat\n",
     "0001.json": json.dumps({"width": 3, "tags": ["x"], "who": "Ann"}).encode(),
-    "0002.cls": b"7",
+    "0002.cls": b"7 0.5 0.5 0.25 1",  # boxes are in .txt only
     "0002.PNG": b"two" * 1000,
     "sub/0002.png": b"three",
 }
@@ -66,7 +66,7 @@ def test_members_that_share_a_name_are_one_sample(tmp_path: Path, name: str, mod
     items = items_of(path)
     assert [(item.label, dict(item.columns), content(item)) for item in items] == [
         (f"{path}/0001.jpg", {"txt": "a cat", "width": "3", "who": "Ann"}, b"one"),
-        (f"{path}/0002.PNG", {"cls": "7"}, b"two" * 1000),
+        (f"{path}/0002.PNG", {"cls": "7 0.5 0.5 0.25 1"}, b"two" * 1000),
         (f"{path}/sub/0002.png", {}, b"three"),
     ]
     assert {item.root for item in items} == {str(path)}

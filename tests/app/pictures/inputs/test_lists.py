@@ -20,6 +20,7 @@ from llama_adapter.app.pictures.inputs import (
     read_inputs,
 )
 from llama_adapter.app.pictures.inputs.fields import spelt_path
+from llama_adapter.app.pictures.inputs.json_sets import find_picture
 from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES, Unmarked, split_lines
 from tests.app.pictures.inputs.files import error_codes, fill, message, tar_bytes
 
@@ -65,9 +66,25 @@ def test_names_may_be_spelt_as_on_windows(tmp_path: Path) -> None:
         ("s3://a", "s3://a"),
     ],
 )
-def test_a_name_may_lack_the_suffix_of_the_only_picture(name: str, right: str, tmp_path: Path) -> None:
+def test_a_name_may_lack_the_suffix_of_the_only_picture(
+    name: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path, "one.png", "Photo 10.15.JPG", "two.png", "two.jpg", "one.pdf.png", "sub/\u00e9.png", "s3:/a.png")
     assert spelt_path(name, root=str(tmp_path)).removeprefix(f"{tmp_path}/") == right
+    monkeypatch.chdir(tmp_path)
+    assert spelt_path(name, root="") == right
+
+
+def test_a_picture_without_suffix_is_not_looked_for_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "images/1.png", "more/1.png")
+    looked, lexists = list[str](), os.path.lexists
+    monkeypatch.setattr(
+        os.path, "lexists", lambda path: looked.append(os.path.relpath(path, tmp_path)) or lexists(path)
+    )
+
+    assert find_picture("1", "none", "images", "more", folders=[str(tmp_path)]) == str(tmp_path / "images" / "1.png")
+    assert looked[:2] == ["none/1", "images/1"]
+    assert {os.path.dirname(path) for path in looked[2:]} == {"images"}
 
 
 def test_a_line_may_name_a_folder_or_an_archive(tmp_path: Path) -> None:
