@@ -13,11 +13,13 @@ from llama_adapter.app.models.exported import (
     ExportedModel,
     check_fingerprint,
     encoder_graph,
+    output_name,
     read_exported_model,
 )
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, EXPORTED, CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.exported.card import EXPORT_AGAIN
 from llama_adapter.llm.exported.mindir_program import open_mindir_program
 from llama_adapter.llm.exported.om_steps import open_om_program
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -190,8 +192,7 @@ def _open_vision(
         encoder = ExportedEncoder(runtime.open(Path(path)))
     else:
         encoder = open_encoder(encoder_graph(dataclasses.replace(spec, encoder=str(path))))
-    if encoder.card is None and exported.pixels is not None:
-        encoder.pixels = exported.pixels
+    encoder.vision = encoder.vision or exported.vision
     try:
         check_encoder(encoder, exported, path=str(path))
     except BaseException:
@@ -230,9 +231,15 @@ def check_encoder(encoder: ExportedEncoder, exported: ExportedModel, *, path: st
     wanted = config.num_queries if pictures is None else pictures.tokens_each, config.dim
     if any(have not in (-1, want) for have, want in zip(encoder.query_shape, wanted, strict=True)):
         raise GraphError(
-            f"The encoder `{path}` makes {encoder.query_shape[0]} visual queries of width {encoder.query_shape[1]}, "
-            f"and the decoder in `{exported.folder}` reads {wanted[0]} of width {wanted[1]}",
+            f"The encoder `{path}` makes {encoder.query_shape[0]} {output_name(pictures)} of width "
+            f"{encoder.query_shape[1]}, and the decoder in `{exported.folder}` reads {wanted[0]} of width {wanted[1]}",
             hint="export both from one model",
+        )
+    if encoder.vision is None and pictures is not None:
+        raise GraphError(
+            f"The encoder `{path}` has no card, and that of the decoder in `{exported.folder}` does not say how it "
+            "reads pictures",
+            hint=EXPORT_AGAIN,
         )
     if encoder.image_size != encoder.pixels.image_size:
         raise GraphError(

@@ -16,6 +16,7 @@ from llama_adapter.app.models.exported import (
     encoder_graph,
     encoder_identity,
     half_name,
+    output_name,
 )
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
@@ -105,9 +106,11 @@ class GivenEncoder:
             return EncodedBefore(encoding.vision), encoding.encoder or (None if made == own else " ".join(made)), ""
         encoder = self._exported = self._exported or open_encoder(self._graph)
         check_sizes(encoder, model, spec=self.spec)
-        rule = model.vision_config.clip.pixels
-        if self.card is None and rule.image_size == encoder.image_size:  # another size: CLIP's weights are missing
-            encoder.pixels = rule
+        vision = model.vision_config
+        if (
+            self.card is None and vision.clip.image_size == encoder.image_size
+        ):  # another size: CLIP's weights are missing
+            encoder.vision = vision
         note = examine(encoder, model, spec=self.spec).sentence if self.card is None else ""
         return encoder, encoder_identity(self.spec, channel_order=encoder.channel_order), note
 
@@ -182,8 +185,8 @@ def _other_queries(
         ("prefixes", "hold", _ENCODE_AGAIN) if spec.vision_kind == "prefixes" else ("encoder", "makes", _EXPORT_AGAIN)
     )
     return GraphError(
-        f"The {them} `{spec.encoder}` {make} {made[0]} visual queries of width {made[1]}, and the model "
-        f"{model.name} reads {wanted[0]} of width {wanted[1]}",
+        f"The {them} `{spec.encoder}` {make} {made[0]} {output_name(model.picture_format)} of width {made[1]}, and "
+        f"the model {model.name} reads {wanted[0]} of width {wanted[1]}",
         hint=hint,
     )
 
@@ -237,17 +240,20 @@ def examine(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec
     start = f"`{spec.encoder}` does not name its model"
     is_ours = _is_ours(encoder_files(spec)[0])
     encoder.channel_order = "rgb" if is_ours else model.vision_config.channel_order
+    missing, unchecked, made, parts = "CLIP's weights (--clip)", "adapter", "visual query", "adapter or CLIP"
+    if model.picture_format is not None:
+        missing, unchecked, made, parts = "the model's full weights", "weights", "encoding", "tower or connector"
     reference = _reference(model, spec)
     if reference is None:
         given = encoder.channel_order.upper()
-        unchecked = "its adapter" if is_ours else f"its adapter, its normalisation and its order of colours ({given})"
-        return Examined(f"{start}. Without CLIP's weights (--clip), {unchecked} cannot be checked", False)
+        unchecked += "" if is_ours else f", its normalisation and its order of colours ({given})"
+        return Examined(f"{start}. Without {missing}, its {unchecked} cannot be checked", False)
     difference, encoder.channel_order, has_typo = min(_compare(encoder, reference))
-    compared = f"Its visual query of a test picture differs from torch's by {difference:.1%} of its size"
+    compared = f"Its {made} of a test picture differs from torch's by {difference:.1%} of its size"
     if not difference <= _RELATED:  # also for NaN
         raise GraphError(
             f"The encoder `{spec.encoder}` is not that of the model {model.name}. {compared}",
-            hint=f"it has another adapter or CLIP, or normalises otherwise; {_EXPORT_AGAIN}",
+            hint=f"it has another {parts}, or normalises otherwise; {_EXPORT_AGAIN}",
         )
     told = [f"{start}. {compared}" + ", more than rounding explains" * (difference > _SAME)]
     if has_typo:
@@ -286,9 +292,9 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
     # A mosaic of random colours, in which all channels differ.
     tiles = np.arange(side) * 7 // side
     pixels_BHWC = np.random.default_rng(0).integers(0, 256, (1, 7, 7, 3), dtype=np.uint8)[:, tiles][:, :, tiles]
-    queries = []
+    queries, own = [], reference.config.clip.std
     with torch.inference_mode():
-        for std in (reference.config.clip.std, _MODEL_ZOO_STD):
+        for std in (own, _MODEL_ZOO_STD) if own == PIXEL_STD else (own,):
             reference.std = torch.tensor(std).view(3, 1, 1)
             queries.append(reference(torch.from_numpy(pixels_BHWC)))
     found: list[tuple[float, ChannelOrder, bool]] = []

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Final
 
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.exported.card import CARD_FILE, ExportCard, check_files, read_card
+from llama_adapter.llm.exported.card import CARD_FILE, EXPORT_AGAIN, ExportCard, check_files, read_card
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.device_names import om_device_id
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import card_error, is_same
+from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.runtime.graphs.onnx_provider import CPU, provider_of_device
 from llama_adapter.runtime.graphs.open_session import GraphKind, GraphSpec
 from llama_adapter.vision.card import read_vision_config
-from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.config import ChannelOrder, VisionConfig
 from llama_adapter.vision.out_of_distribution import OodDetector, read_familiarity
-from llama_adapter.vision.pixels import PixelRule
 
 ENCODER_FILE: Final = "encoder.onnx"
 MINDIR: Final = "mindir"  # format of graphs for MindSpore
@@ -35,7 +34,7 @@ class ExportedModel:
     card: ExportCard
     tokenizer: Tokenizer
     ood_detector: OodDetector | None
-    pixels: PixelRule | None = None  # of an encoder without a card; None: that of OpenAI's CLIP
+    vision: VisionConfig | None = None  # of an encoder without a card, see `ExportCard.vision`
 
     @property
     def encoder(self) -> Path | None:
@@ -67,10 +66,15 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     if FAMILIAR_FILE in card.files:
         detector = read_familiarity(place / FAMILIAR_FILE, num_queries=config.num_queries, width=config.dim)
     try:
-        pixels = None if card.vision is None else read_vision_config(card.vision).clip.pixels
+        vision = None if card.vision is None else read_vision_config(card.vision)
     except ValueError as error:
-        raise card_error(str(place / CARD_FILE), error) from None
-    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector, pixels=pixels)
+        raise GraphError(f"The card `{place / CARD_FILE}` cannot be read: {error}", hint=EXPORT_AGAIN) from None
+    return ExportedModel(folder=place, card=card, tokenizer=tokenizer, ood_detector=detector, vision=vision)
+
+
+def output_name(pictures: PictureFormat | None) -> str:
+    """What a picture encoder makes, in the words of a model with an adapter or with pictures as tokens."""
+    return "visual queries" if pictures is None else "tokens"
 
 
 def half_name(half: str, pictures: PictureFormat | None) -> str:

@@ -139,8 +139,8 @@ class Engine:
         plan = self._scheduler.schedule()
         if plan is None:
             return []
-        self.enter_stage("forward")
         try:
+            self.enter_stage("forward")
             result = self._runner.run(plan)
         except BaseException:
             self._scheduler.forget_kept(plan)

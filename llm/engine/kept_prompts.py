@@ -57,7 +57,10 @@ class KeptPrompts:
         return dropped
 
     def forget(self, kept: Iterable[KeptTokens | None], dropped: Iterable[int]) -> None:
-        """Forget what a plan that failed was to keep. The next plan drops what this one may not have dropped."""
+        """Forget the beginnings that a failed plan was to keep, of its `kept`, because the runner may not have them.
+
+        It may also have them, and still have those that the plan was to drop, so the next plan drops all of these.
+        """
         new = {tokens.number for tokens in kept if tokens is not None and not tokens.is_known}
         self._kept = OrderedDict((key, tokens) for key, tokens in self._kept.items() if tokens.number not in new)
         self._dropped += [*dropped, *new]

@@ -25,7 +25,7 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("picture_format", "vision"), (dict, type(None))),
 }
 _LATER: Final = ("picture_format", "vision")  # fields that early exports do not have
-_HINT: Final = "export it again with `llama-adapter export decoder`"
+EXPORT_AGAIN: Final = "export it again with `llama-adapter export decoder`"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,8 @@ class ExportCard:
     settings: Mapping[str, Any] | None = None  # settings of the format
     # How pictures stand in prompts, if they are tokens of them. The graphs then take embeddings in place of ids.
     picture_format: PictureFormat | None = None
-    # A VisionConfig, because some encoders have no card. None: pictures are read by the rule of OpenAI's CLIP.
+    # A VisionConfig, because some encoders have no card. None: an adapter's encoder reads pictures by the rule of
+    # OpenAI's CLIP, and one of pictures as tokens must have a card, as in early exports.
     vision: Mapping[str, Any] | None = None
 
     @property
@@ -77,7 +78,6 @@ def read_card(folder: Path) -> ExportCard:
         values = {"template": "instruction", **dict.fromkeys(_LATER), **values}  # early exports do not have them
         check_fields(values, _FIELDS, what="the card")
         if (pictures := values["picture_format"]) is not None:
-            check_fields(values, {**_FIELDS, "vision": dict}, what="the card")
             check_fields(pictures, PictureFormat.__annotations__, what="picture_format")
             values["picture_format"] = PictureFormat(**pictures)
         for name in ("files", "fingerprint"):
@@ -97,7 +97,7 @@ def read_card(folder: Path) -> ExportCard:
             hint="`llama-adapter export decoder --out FOLDER` writes one",
         ) from None
     except (OSError, ValueError, TypeError) as error:
-        raise GraphError(f"The card `{path}` cannot be read: {error}", hint=_HINT) from None
+        raise GraphError(f"The card `{path}` cannot be read: {error}", hint=EXPORT_AGAIN) from None
     return card
 
 
@@ -111,10 +111,13 @@ def check_files(card: ExportCard, folder: Path) -> None:
     for name, mark in card.files.items():
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise GraphError(f"The card of `{folder}` names a file outside of it: `{name}`", hint=_HINT)
+            raise GraphError(f"The card of `{folder}` names a file outside of it: `{name}`", hint=EXPORT_AGAIN)
         if not path.is_file():
             raise GraphError(
-                f"`{folder}` lacks `{name}`, which belongs to its decoder", hint="copy the whole folder; or " + _HINT
+                f"`{folder}` lacks `{name}`, which belongs to its decoder",
+                hint="copy the whole folder; or " + EXPORT_AGAIN,
             )
         if file_mark(path) != mark:
-            raise GraphError(f"`{path}` was changed after its export: it differs from what the card says", hint=_HINT)
+            raise GraphError(
+                f"`{path}` was changed after its export: it differs from what the card says", hint=EXPORT_AGAIN
+            )

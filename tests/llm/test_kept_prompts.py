@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from tests.llm.toys import (
     drain,
     eager,
     open_runner,
+    resume,
     rounding,
     toy_decoder,
     toy_past,
@@ -52,11 +53,13 @@ class Watched:
     def __init__(self, runner: Any) -> None:
         self.num_computed = 0  # tokens of prompts
         self.most_kept = 0  # places
+        self.newest: Plan | None = None
         self.kept: Any = runner._beginnings
         self._run = runner.run
         runner.run = self.run
 
     def run(self, plan: Plan) -> Result:
+        self.newest = plan
         prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
         if isinstance(prefill, PrefillPlan | ScorePlan):
             known = [one.num_tokens if one and one.is_known else 0 for one in prefill.kept] or [0] * len(prefill.rows)
@@ -250,22 +253,52 @@ def test_a_reset_forgets_what_is_kept(kind: str, tmp_path: Path) -> None:
     assert watched.num_computed == before + len(first.prompt_ids) + len(second.prompt_ids) - 11
 
 
+def fail_a_step(engine: Engine, *, has_kept: bool) -> None:
+    """A step that keeps a beginning fails; with `has_kept`, after it has kept it."""
+    own = Beginnings.keep
+
+    def keep(*given: Any, **options: Any) -> None:
+        if has_kept:
+            own(*given, **options)
+        raise MemoryError
+
+    with patch.object(Beginnings, "keep", keep), pytest.raises(MemoryError):
+        engine.step()
+
+
+@pytest.mark.parametrize("has_kept", [False, True])
 @pytest.mark.parametrize("scored", [False, True])
 @pytest.mark.parametrize("kind", ["kernels", "exact", "onnx"])
-def test_a_failed_step_keeps_nothing(kind: str, scored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_step_keeps_nothing(kind: str, scored: bool, has_kept: bool, tmp_path: Path) -> None:
     engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=11)
     other, first, second = questions(engine, [1, 0, 0])
     expected = answer(engine, [second])
     answer(engine, [other])
     parts = {"prompt_ids": first.prompt_ids, "prefix": first.prefix, "pictures": first.pictures}
     engine.submit(ScoreRequest(id=first.id, continuations=((3, 4),), **parts) if scored else first)
-    with monkeypatch.context() as patched:
-        patched.setattr(Beginnings, "keep", Mock(side_effect=MemoryError))
-        with pytest.raises(MemoryError):
-            engine.step()
+    fail_a_step(engine, has_kept=has_kept)
     engine.cancel(first.id)
     assert answer(engine, [second]) == expected
-    assert len(watched.kept) == 1  # what the failed step was to drop is dropped
+    assert len(watched.kept) == 1  # what the failed step was to drop is dropped, and what it kept
+
+
+@pytest.mark.parametrize("has_kept", [False, True])
+def test_a_failed_step_beside_a_running_row_keeps_nothing(has_kept: bool) -> None:
+    engine, watched = open_engine(kept_places=11)
+    other, first, second = questions(engine, [1, 0, 0])
+    other = replace(other, sampling=replace(other.sampling, max_new_tokens=9))
+    expected = answer(engine, [other]) | answer(engine, [second])
+    engine.submit(other)
+    outputs = [*engine.step(), *engine.step()]
+    engine.submit(first)
+    fail_a_step(engine, has_kept=has_kept)
+    assert isinstance(watched.newest, MixedPlan)
+    for failed in (other, first):
+        engine.cancel(failed.id)
+    resume(engine, [other], outputs)  # the token of the failed step is lost
+    engine.submit(second)
+    assert answers([*outputs, *drain(engine)]) == expected
+    assert len(watched.kept) == 1
 
 
 def test_a_thousand_questions_of_several_threads_get_their_own_pictures_answers() -> None:

@@ -1,6 +1,5 @@
-"""The graph of an encoder gets few squares in a call, where a batch of pictures that are cut has many."""
+"""The graph of a connector gets few squares in a call, because a prompt may have many."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,7 @@ from llama_adapter.runtime.graphs.session import GraphInfo
 from llama_adapter.vision.backends.exported import ExportedEncoder
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
-from tests.fakes.towers import CONNECTORS
-
-CUT = replace(CONNECTORS["SmolVLM"], clip=replace(CONNECTORS["SmolVLM"].clip, is_squashed=False, longest=120))
+from tests.fakes.towers import CONNECTORS, TOWERS
 
 
 class Session:
@@ -21,7 +18,7 @@ class Session:
 
     device_ms = None
 
-    def __init__(self, config: VisionConfig, batch_sizes: tuple[int, ...] | None) -> None:
+    def __init__(self, config: VisionConfig, batch_sizes: tuple[int, ...] | None, *, has_card: bool) -> None:
         card = EncoderCard(name="toy", vision=config, dtype="float32", opset=0, fingerprint={})
         self.shape, self.calls = card.output_shape, list[int]()
         self.info = GraphInfo(
@@ -29,7 +26,7 @@ class Session:
             file="toy.onnx",
             inputs=(Port(dtype="float32", shape=(-1, *card.input_shape)),),
             outputs=(Port(dtype="float32", shape=(-1, *card.output_shape)),),
-            card=card.to_graph(),
+            card=card.to_graph() if has_card else None,
             batch_sizes=batch_sizes,
             hint="",
         )
@@ -46,18 +43,25 @@ class Session:
 @pytest.mark.parametrize(
     ("config", "batch_sizes", "calls"),
     [
-        (CUT, None, [8, 8, 4]),
-        (CUT, (4,), [20]),  # its session divides them
-        (CONNECTORS["LLaVA"], None, [20]),
+        (CONNECTORS["SmolVLM"], None, [8, 8, 4]),
+        (CONNECTORS["LLaVA"], None, [8, 8, 4]),
+        (CONNECTORS["SmolVLM"], (4,), [20]),  # its session divides them
+        (next(iter(TOWERS.values())), None, [20]),
     ],
-    ids=["any batch", "a fixed batch", "pictures that are not cut"],
+    ids=["any batch", "one square of each picture", "a fixed batch", "an adapter's encoder"],
 )
-def test_squares_of_a_call(config: VisionConfig, batch_sizes: tuple[int, ...] | None, calls: list[int]) -> None:
-    session: Any = Session(config, batch_sizes)
+@pytest.mark.parametrize("has_card", [True, False])
+def test_squares_of_a_call(
+    config: VisionConfig, batch_sizes: tuple[int, ...] | None, calls: list[int], has_card: bool
+) -> None:
+    session: Any = Session(config, batch_sizes, has_card=has_card)
     squares = np.zeros((20, *session.info.inputs[0].shape[1:]), np.uint8)
     squares[:] = np.arange(20, dtype=np.uint8)[:, None, None, None]
 
-    made = ExportedEncoder(session).encode(squares)
+    encoder = ExportedEncoder(session)
+    assert encoder.vision == (config if has_card else None)
+    encoder.vision = config
+    made = encoder.encode(squares)
 
     assert made[:, 0, 0].tolist() == list(range(20))
     assert session.calls == calls

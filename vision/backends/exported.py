@@ -10,13 +10,14 @@ from llama_adapter.runtime.graphs.card import Port
 from llama_adapter.runtime.graphs.open_session import GraphSpec, open_session
 from llama_adapter.runtime.graphs.session import GraphSession
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import ChannelOrder
+from llama_adapter.vision.config import ChannelOrder, ConnectorConfig, VisionConfig
 from llama_adapter.vision.pixels import PixelRule
 
 _FLOATS = ("float32", "float16")
 _PIXELS = (np.uint8, np.float32)
-# Of one call, for any number of rows, because each picture that is cut has up to 17. On a CPU, 8 squares in the size
-# of SmolVLM-256M's take 0.7 GB, and each 1.1 times as long as one alone; 17 take 2.5 GB and 1.2 times, 34 take 5.2 GB.
+# Of one call of a connector's graph, because prompts have any number of pictures, and one that is cut has up to 17
+# squares. On a CPU, 8 squares in the size of SmolVLM-256M's take 0.7 GB, and each 1.1 times as long as one alone; 17
+# take 2.5 GB and 1.2 times, 34 take 5.2 GB.
 _MOST_SQUARES: Final = 8
 
 
@@ -24,8 +25,8 @@ class ExportedEncoder:
     """A `VisionBackend` whose weights are in an ONNX or OM file, from our export or from another program.
 
     The graph takes pixels 0..255 (B, S, S, 3) and normalises them itself. `channel_order` is the order of its input
-    channels; graphs of our export take RGB. Without a card, `pixels` is the rule of OpenAI's CLIP until the rule of the
-    model is set. `query_shape` is (Q, D), with -1 for a size that the graph does not state.
+    channels; graphs of our export take RGB. `vision` is the configuration in its card; without a card, None until that
+    of the model is set. `query_shape` is (Q, D), with -1 for a size that the graph does not state.
     """
 
     channel_order: ChannelOrder = "rgb"
@@ -38,9 +39,14 @@ class ExportedEncoder:
         self.card = None if info.card is None else EncoderCard.from_graph(info.card, file=info.file)
         self.image_size = _check_pixels_port(info.inputs, file=info.file, hint=info.hint)
         self.query_shape = _check_query_port(info.outputs, file=info.file, hint=info.hint)
-        self.pixels = PixelRule(image_size=self.image_size) if self.card is None else self.card.vision.clip.pixels
+        self.vision: VisionConfig | None = None if self.card is None else self.card.vision
         if self.card is not None:
             _check_card(self.card, side=self.image_size, query=self.query_shape, file=info.file)
+
+    @property
+    def pixels(self) -> PixelRule:
+        """How pictures become the pixels that the graph takes: by the rule of OpenAI's CLIP if `vision` is None."""
+        return PixelRule(image_size=self.image_size) if self.vision is None else self.vision.clip.pixels
 
     @property
     def device_ms(self) -> float | None:
@@ -60,7 +66,8 @@ class ExportedEncoder:
                 hint="resize and crop with `vision.preprocess.preprocess`; height, width, colour in this order",
             )
         pixels_BHWC = pixels_BHWC if self.channel_order == "rgb" else pixels_BHWC[..., ::-1]
-        is_divided = self.pixels.longest and self.batch_sizes is None  # pictures are cut; the session divides no batch
+        has_connector = self.vision is not None and isinstance(self.vision.query, ConnectorConfig)
+        is_divided = has_connector and self.batch_sizes is None  # otherwise, the session divides batches
         starts = range(0, len(pixels_BHWC), _MOST_SQUARES if is_divided else len(pixels_BHWC))
         parts = [self.session.run([part_BHWC])[0] for part_BHWC in np.split(pixels_BHWC, starts[1:])]
         query = parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -119,6 +119,8 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
     if encoder is not None and not report.passes(_WHAT, lambda: check_sizes(encoder, model, spec=parts[0].spec)):
         return
     compared = "CLIP and visual blocks" if has_clip(model) else "the visual blocks (there is no CLIP to compare)"
+    if model.picture_format is not None:
+        compared = "tower and connector"
     for spec, card in parts:
         if card is None and encoder is not None:
             if (examined := report.attempt(_WHAT, partial(examine, encoder, model, spec=spec))) is not None:

@@ -178,6 +178,7 @@ def test_damage_is_told(tmp_path: Path, snapshot: object) -> None:
         "a newer card": lambda folder: (folder / "decoder.json").write_text('{"version": 9}'),
         "a changed card": change_card,
         "impossible sizes": with_card(decoder={**read_card(Path(exported_embedded())).decoder, "dim": 7}),
+        "an incomplete tower": with_card(vision={"clip": {"image_size": 8}}),
         "no weights": lambda folder: (folder / "decoder.weights").unlink(),
         "weights cut short": lambda folder: (folder / "decoder.weights").write_bytes(b"1234"),
         "a changed graph": lambda folder: swap_bytes(folder / "decoder.onnx"),

@@ -4,6 +4,7 @@ Decoders in OM files run on stand-ins for ATC and ais_bench.
 """
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,12 +17,13 @@ import torch
 
 from llama_adapter import Captioner, GraphError
 from llama_adapter.app.captioning import assemble_exported
-from llama_adapter.app.models.bundle import convert
+from llama_adapter.app.models.bundle import convert, load_bundle
 from llama_adapter.app.models.exported import read_exported_model
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.card import read_card
-from llama_adapter.vision.pixels import PixelRule
+from llama_adapter.vision.export import export_onnx
+from llama_adapter.vision.pixels import PIXEL_STD
 from tests.app.exported import compile_decoder, exported_embedded
 from tests.app.picture_models import Reference, pictures, save
 from tests.fakes.exported import without_card
@@ -124,14 +126,16 @@ def bundle(folder: Path) -> Path:
 def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path) -> None:
     other = str(Path(exported_embedded()) / "encoder.onnx")
     for options in ({"decoder": exported}, {"model": bundle}):
-        with pytest.raises(GraphError, match="visual queries of width"):
+        with pytest.raises(GraphError, match=r"makes 10 visual queries of width|makes 10 tokens of width"):
             Captioner.load(encoder=other, **options)
 
 
 def test_an_encoder_of_a_like_model_is_refused(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = read_exported_model(exported), read_card(Path(exported_embedded()))
     foreign = without_card(exported / "encoder.onnx", tmp_path / "foreign.onnx")
-    larger = dataclasses.replace(model, pixels=PixelRule(image_size=48))
+    assert model.vision is not None
+    clip = dataclasses.replace(model.vision.clip, image_size=48)
+    larger = dataclasses.replace(model, vision=dataclasses.replace(model.vision, clip=clip))
     trained = dataclasses.replace(model, card=dataclasses.replace(model.card, fingerprint=other.fingerprint))
     for read, encoder, words in (
         (larger, foreign, r"foreign\.onnx` takes pictures of 32 pixels, and the decoder in .* is of a model for 48"),
@@ -140,6 +144,37 @@ def test_an_encoder_of_a_like_model_is_refused(exported: Path, tmp_path: Path, m
         monkeypatch.setattr(assemble_exported, "read_exported_model", lambda folder, read=read: read)
         with pytest.raises(GraphError, match=words):
             Captioner.load(decoder=exported, encoder=encoder)
+
+
+def test_an_early_export_has_an_encoder_with_a_card(exported: Path, tmp_path: Path) -> None:
+    early = shutil.copytree(exported, tmp_path / "early")
+    dataclasses.replace(read_card(early), vision=None).write(early)
+    with Captioner.load(decoder=early) as captioner, Captioner.load(decoder=exported) as other:
+        assert captioner.pixels == other.pixels
+    foreign = without_card(exported / "encoder.onnx", tmp_path / "foreign.onnx")
+    with pytest.raises(GraphError, match=r"has no card, and that of the decoder in .* does not say how it reads"):
+        Captioner.load(decoder=early, encoder=foreign)
+
+
+def test_what_is_said_of_an_encoder_without_a_card(exported: Path, bundle: Path, kind: str, tmp_path: Path) -> None:
+    foreign = without_card(exported / "encoder.onnx", tmp_path / "foreign.onnx")
+    model = load_bundle(bundle)
+    clip = dataclasses.replace(model.vision_config.clip, std=(PIXEL_STD[0], 0.24130258, PIXEL_STD[2]))
+    config = dataclasses.replace(model.vision_config, clip=clip)
+    export_onnx(config, model.vision_state, tmp_path / "typo.onnx", name="typo")
+    typo = without_card(tmp_path / "typo.onnx", tmp_path / "typo.onnx")
+    said = []
+    for file, precision in ((foreign, None), (foreign, "int8"), (typo, None)):
+        try:
+            with Captioner.load(bundle, encoder=file, precision=precision, device="cpu") as captioner:
+                said.append(captioner.info.notes[-1])
+        except GraphError as error:
+            said.append(f"{error.message} {error.hint}")
+    assert "Its encoding of a test picture differs from torch's by 0.0%" in said[0]
+    assert "Without the model's full weights, its weights, its normalisation and its order of colours (RGB)" in said[1]
+    assert ("the ModelZoo" in said[2], "it has another tower or connector" in said[2]) == (
+        (True, False) if kind == "llava" else (False, True)
+    )
 
 
 SOURCES = {

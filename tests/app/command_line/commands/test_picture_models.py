@@ -106,6 +106,7 @@ def test_the_encoder_of_a_bundle_is_exported_alone(folder: Path, bundle: str, ru
     assert exported.code == 0, exported.err
     checked = run("doctor", "--model", bundle, "--encoder", encoder)
     assert checked.code == 0, checked.out
+    assert "is this model's own, by tower and connector" in " ".join(checked.out.split())
     alone = run("export", "decoder", "--model", bundle, "--out", out, "--without-encoder", "--without-comparison")
     assert alone.code == 0, alone.err
 

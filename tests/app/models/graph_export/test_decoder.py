@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llama_adapter import Captioner, CheckpointError, GraphError, UsageError
+from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.models.graph_export import decoder as export
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
@@ -17,9 +19,10 @@ from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.exported.parity import DecoderParity
 from tests.app.command import Run
-from tests.app.exported import exported_golden
+from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import GOLDEN, model_flags, model_options, picture
-from tests.app.models.bundles import edit_manifest
+from tests.app.models.bundles import edit_config, edit_manifest
+from tests.fakes.exported import without_card
 from tests.llm.test_sources_of_families import made
 
 LLAMA = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY"}
@@ -100,6 +103,22 @@ def test_without_clip_the_encoder_is_left_out_and_named_later(
     captioner = Captioner.load(decoder=str(out), **options, clip=clip)
     wanted = Captioner.load(**options, clip=clip, dtype="float32")
     assert captioner.caption(picture()).token_ids == wanted.caption(picture()).token_ids
+
+
+def test_the_card_says_how_an_adapters_tower_reads_pictures_unless_it_is_openais(tmp_path: Path) -> None:
+    bundle, out = convert(CaptionerSpec(**model_options()), tmp_path / "bundle", dtype=torch.float32), tmp_path / "out"
+    half = [0.5, 0.5, 0.5]
+    edit_config("clip", is_squashed=True, rgb_first=True, mean=half, std=half)(bundle)  # as SigLIP
+    export_to(out, model={"model": str(bundle)}, compare=False)
+
+    assert read_card(Path(exported_embedded())).vision is None
+    foreign = without_card(out / "encoder.onnx", tmp_path / "foreign.onnx")
+    wide = picture("shapes_200x300.jpg")
+    with Captioner.load(bundle, dtype="float32", device="cpu") as captioner:
+        wanted = captioner.pixels, captioner.caption(wide).token_ids
+    with Captioner.load(decoder=str(out), encoder=str(foreign)) as captioner:
+        assert (captioner.pixels, captioner.caption(wide).token_ids) == wanted
+        assert captioner.pixels.is_squashed
 
 
 def test_a_llama_without_adapter_answers_texts(run: Run, tmp_path: Path) -> None:
