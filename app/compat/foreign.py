@@ -1,14 +1,13 @@
 """Converts settings of other systems, recognised by their script or keys. Reads YAML, JSON, and command lines."""
 
-import io
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llama_adapter.app.compat.command_words import Word, check_copied, place, split_words
 from llama_adapter.app.compat.imported import Imported
 from llama_adapter.app.compat.importers import (
     PADDLENLP_EXAMPLE,
@@ -21,8 +20,6 @@ from llama_adapter.app.compat.importers import (
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import SECTIONS
 from llama_adapter.runtime.settings.yaml_file import Table, read_content, read_yaml
-
-_Word = tuple[str, int | None, int]  # a word of a command line, its line in a file, and the one that this continues
 
 COMMAND_SUFFIXES = (".sh", ".txt", ".cmd")  # of files with a command line of another system
 
@@ -37,28 +34,16 @@ class _Script(NamedTuple):
 
 
 _SEVERAL = ("predict_data", "modal_type", "adapter_id", "options")  # options with several values
-_SHARP = "\ue000"  # stands for # within a word, where it begins no comment
-# A script or an option with non-breaking spaces, as pages have them. In a text they belong to it.
-_JOINED = re.compile(r"(?!.* )(?:(?:--[\w.-]+|python\S*|\S+\.py)\u00a0|.*\u00a0--[a-z])")
-_COPIED = re.compile(r"[—–]+-*[a-zA-Z][\w.-]*(=.*)?|“[^”\s]*|‘[^’\s]*")  # begins with a typographic dash or quote
-_OPERATOR = re.compile(r"[;&]+|[|<]\S*|[\d&]?>>?(&\d|[^\s<>]*)")  # of a shell, such as `2>&1`
 # Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
 _NUM_DEVICES, _DEVICES = ("nproc_per_node", "worker_num"), ("gpus", "devices")
 
-
-class _Bare(str):
-    """A word of a file without quotes."""
-
-
-def _is_operator(word: str) -> bool:
-    """Whether a word is a shell's operator. It ends the options of a program."""
-    return isinstance(word, _Bare) and _OPERATOR.fullmatch(word) is not None
-
-
-_PLACES = {name: f"context.{name}" for name in ("mode", "device_target", "device_id")}
 # Of the two tables that may have do_sample, generation_config has precedence.
-_MINDFORMERS = _Script(import_mindformers, places=_PLACES | {"do_sample": "generation_config.do_sample"})
+_MINDFORMERS = _Script(
+    import_mindformers,
+    places={name: f"context.{name}" for name in ("mode", "device_target", "device_id")}
+    | {"do_sample": "generation_config.do_sample"},
+)
 _SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
     "run_mindformers.py": _MINDFORMERS,
@@ -77,7 +62,7 @@ def import_file(path: str) -> Imported:
     """
     if not path.endswith(COMMAND_SUFFIXES):
         return _import_table(read_yaml(path), source=path)
-    name, words = _find_script(_split(read_content(path), source=path), source=path)
+    name, words = _find_script(split_words(read_content(path), source=path), source=path)
     return _import_options(name, words, source=path, folder=Path(path).parent)
 
 
@@ -88,12 +73,11 @@ def import_line(words: Sequence[str]) -> Imported | None:
     and UsageError for such a script in a .sh file.
     """
     source, folder = "the command line", Path()
-    parts = ([*filter(None, word.split("\u00a0"))] if _JOINED.match(word) else [word] for word in words)
-    name, options = _find_script([(word, None, 0) for several in parts for word in several], source=source)
+    name, options = _find_script([*map(Word, words)], source=source)
     is_sh = not name and {*words[:-1]} <= {"bash", "sh"} and words[-1].endswith(".sh") and Path(words[-1]).is_file()
     if is_sh:
         source, folder = words[-1], Path(words[-1]).parent
-        name, options = _find_script(_split(read_content(source), source=source), source=source)
+        name, options = _find_script(split_words(read_content(source), source=source), source=source)
     if name and not Path(name).exists():
         return _import_options(name, options, source=source, folder=folder)
     if is_sh:
@@ -104,8 +88,8 @@ def import_line(words: Sequence[str]) -> Imported | None:
 
 def without_launcher(words: Sequence[str]) -> tuple[list[str], Any]:
     """The words of a command line from its program on, and the number of devices if a launcher before it says one."""
-    rest, num_devices = _without_launcher([(word, None, 0) for word in words], source="the command line")
-    return [word for word, *_ in rest], _typed(num_devices[1][0]) if num_devices else None
+    rest, num_devices = _without_launcher([*map(Word, words)])
+    return [word.text for word in rest], _typed(num_devices[1].text) if num_devices else None
 
 
 def _import_table(data: Table, *, source: str) -> Imported:
@@ -121,89 +105,54 @@ def _import_table(data: Table, *, source: str) -> Imported:
     return import_settings(data)
 
 
-def _split(text: str, *, source: str, first: int | None = 1) -> list[_Word]:
-    """The words of a command line, which may have several lines. `first` is the number of the first.
-
-    If `>` begins a line with an option, or two lines, it is a prompt, and the same before other lines. The `>` of
-    `   > log.txt` then has another indentation.
-    """
-    if prompt := re.search(r"(?m)^([ \t]*>)(?=[ \t]+--|[ \t].*\\[^\S\n]*\n\1[ \t])", text):
-        text = re.sub(rf"(?m)^{prompt[1]}[ \t]", "", text)
-    whole = f"{text}\n"
-    text = re.sub(r"\\([^\S\n]*(?:#.*)?\n)", r" \1", re.sub(r"(?<=\S)#", _SHARP, whole))
-    stream = io.StringIO(text)
-    lexer = shlex.shlex(stream, posix=True, punctuation_chars=False)
-    lexer.whitespace_split = True
-    lexer.whitespace += "\u00a0"
-    words: list[_Word] = []
-    while True:
-        begin = stream.tell()
-        try:
-            word = lexer.get_token()
-        except ValueError as error:
-            place = _place(source, None if first is None else first + text.count("\n", 0, begin))
-            raise UsageError(f"{place}: this is no command line: {error}") from None
-        if word is None:
-            return words
-        word = word.replace(_SHARP, "#")
-        num_before = text.count("\n", 0, stream.tell() - 1) - word.count("\n")
-        begun = num_before - len(re.findall(r"\\[^\S\n]*(?:#.*)?\n", whole[: stream.tell() - 1]))
-        if text[stream.tell() - 2] not in "\"'":
-            word = _Bare(word)
-        words.append((word, None if first is None else first + num_before, begun))
-
-
-def _place(source: str, number: int | None) -> str:
-    return source if number is None else f"{source}:{number}"
-
-
-def _without_launcher(words: list[_Word], *, source: str) -> tuple[list[_Word], list[_Word]]:
+def _without_launcher(words: list[Word]) -> tuple[list[Word], list[Word]]:
     """A line from its program on, and the launcher's number of devices as `--worker_num`."""
-    start = next((place for place, (word, *_) in enumerate(words) if word.endswith(".py")), len(words))
-    for place, (word, number, begun) in enumerate(words[:start]):
-        if Path(word).name in _LAUNCHERS and start < len(words):
-            given = [one for one, *_ in words[place + 1 : start]]
+    start = next((index for index, word in enumerate(words) if word.text.endswith(".py")), len(words))
+    for index, word in enumerate(words[:start]):
+        if Path(word.text).name in _LAUNCHERS and start < len(words):
+            given = [one.text for one in words[index + 1 : start]]
             pairs = [(*one.partition("=")[::2], after) for one, after in zip(given, [*given[1:], ""], strict=True)]
             found = {name.lstrip("-").replace("-", "_"): value or after for name, value, after in pairs if "--" in name}
             sizes = [found[name] for name in _NUM_DEVICES if name in found]
             sizes += [str(len(found[name].split(","))) for name in _DEVICES if name in found]
-            return words[start:], [(one, number, begun) for one in ("--worker_num", *sizes[:1])] if sizes else []
+            return words[start:], [Word(one, word.line) for one in ("--worker_num", *sizes[:1])] if sizes else []
     return words, []
 
 
-def _find_script(words: list[_Word], *, source: str) -> tuple[str, list[_Word]]:
-    """The known script that a line runs, "" if it runs none, and the words after it.
+def _find_script(words: list[Word], *, source: str) -> tuple[str, list[Word]]:
+    """The known script that a line runs, "" if it runs none, and its options.
 
     A launcher may be before it, or around it, as a quoted line; the number of devices becomes `--worker_num`.
     """
-    words, num_devices = _without_launcher(words, source=source)
-    for place, (word, number, _) in enumerate(words):
-        if word.startswith("--"):
+    words, num_devices = _without_launcher(words)
+    for index, word in enumerate(words):
+        if word.text.startswith("--"):
             break
-        after = words[place + 1 :]
-        if Path(word).name in _SCRIPTS:
-            return word, [*num_devices, *after]
-        if ".py" in word and len(word.split()) > 1:
-            name, options = _find_script(_split(word, source=source, first=number), source=source)
+        after = words[index + 1 :]
+        if Path(word.text).name in _SCRIPTS:
+            return word.text, [*num_devices, *after]
+        if word.line is None and any(f"{script}\u00a0" in word.text for script in _SCRIPTS):
+            raise UsageError(f"{source}: `{word.text}` has non-breaking spaces", hint="write plain spaces")
+        if len(word.text.split()) > 1 and any(script in word.text for script in _SCRIPTS):
+            name, options = _find_script(split_words(word.text, source=source, line=word.line), source=source)
             if name:
-                rest = [one for one in after if one[2] == after[0][2]]  # a number of devices, a port, a folder
-                rest = [*takewhile(lambda one: not _is_operator(one[0]), rest)]
-                if outside := next((one for one in rest if one[0].startswith("--")), None):
-                    what = f"{_place(source, outside[1])}: `{outside[0]}` follows the quoted line of a program"
+                rest = [*takewhile(lambda one: not re.search(r"[;&|\n]", one.gap), after)]  # a number, a port, a folder
+                if outside := next((one for one in rest if one.text.startswith("--")), None):
+                    what = f"{place(source, outside.line)}: `{outside.text}` follows the quoted line of a program"
                     raise UsageError(what, hint="write the options of the program inside of the quotes")
-                num_devices = rest[:1]
-                return name, [*options, *(("--worker_num", *one[1:]) for one in num_devices), *num_devices]
-    return "", words
+                num_devices = [part for one in rest[:1] for part in (one._replace(text="--worker_num"), one)]
+                return name, [*num_devices, *options]
+    return "", [*num_devices, *dropwhile(lambda one: not one.text.startswith(("--", "—", "–")), words)]
 
 
-def _import_options(name: str, words: list[_Word], *, source: str, folder: Path) -> Imported:
+def _import_options(name: str, words: list[Word], *, source: str, folder: Path) -> Imported:
     """The settings for the options of a script; of an unknown one, the options tell the system.
 
     As in MindFormers, options of the command line override those of `--config FILE`, which may be in `folder`.
     """
     script = _SCRIPTS.get(Path(name).name, _Script(partial(_import_table, source=source)))
-    options = _read_options(words, source=source)
-    if name and not options:
+    options = _read_options(words, script.places, source=source)
+    if name and options.keys() <= {"worker_num"}:
         hint = "name the file of settings that was changed: --config FILE.yaml"
         raise UsageError(f"{source}: `{name}` has no options, and this program does not know its defaults", hint=hint)
     if name and isinstance(model := options.pop("model_dir", None), str):
@@ -218,87 +167,85 @@ def _import_options(name: str, words: list[_Word], *, source: str, folder: Path)
         options.setdefault(key, value)
     if script is _MINDFORMERS and isinstance(texts := options.get("predict_data"), list) and len(texts) == 1:
         options["predict_data"] = texts[0].replace(r"\n", "\n")  # as run_mindformer.py does
-    config = options.get(script.settings_file)
-    if isinstance(config, str):
+    if isinstance(config := options.get(script.settings_file), str):
         del options[script.settings_file]
-    options = _nested(options, script.places, source=source)
-    if isinstance(config, str):
-        _add(options, read_yaml(str(beside if (beside := folder / config).exists() else Path(config))))
+        path = str(beside if (beside := folder / config).exists() else Path(config))
+        _add(options, read_yaml(path), path=path)
     return script.import_settings(options)
 
 
-def _nested(options: Table, places: Mapping[str, str], *, source: str) -> Table:
-    """Options in tables, such as `--mode 1`, `--context.mode 1` and `--options context.mode=1`.
-
-    Raises UsageError for a pair without `=`.
-    """
-    nested = Table()
-    line = options.lines.get("options")
-    pairs = options.pop("options", [])
-    given = [(places.get(name, name), value, options.lines.get(name)) for name, value in options.items()]
-    for pair in pairs if isinstance(pairs, list) else [""]:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise UsageError(f"{_place(source, line)}: `--options` is followed by KEY=VALUE, got `{pair}`")
-        given.append((name, _typed(value), line))
-    for path, value, number in given:
-        table, (*parents, last) = nested, path.split(".")
-        for parent in parents:
-            if not isinstance(table.get(parent), Table):
-                table[parent] = Table()
-            table = table[parent]
-        table[last] = value
-        if number is not None:
-            table.lines[last] = number
-    return nested
-
-
-def _add(options: Table, table: Table) -> None:
-    """Add the keys of a YAML that no option replaces."""
-    options.source = table.source
+def _add(options: Table, table: Table, *, path: str) -> None:
+    """Add the keys of the YAML `path` that no option replaces."""
+    options.source = path
     for key, value in table.items():
-        if isinstance(value, Table) and isinstance(own := options.get(key), Table):
-            _add(own, value)
-        elif key not in options:
-            options[key] = value
-            options.lines[key] = table.lines[key]
+        if key not in options:
+            options[key] = Table() if isinstance(value, Table) else value
+            options.lines[key], options.files[key] = table.lines[key], path
+        if isinstance(value, Table) and isinstance(own := options[key], Table):
+            _add(own, value, path=path)
 
 
-def _read_options(words: list[_Word], *, source: str) -> Table:
-    """The options of a command line, as a table with line numbers. Raises UsageError with the line."""
+def _read_options(words: list[Word], places: Mapping[str, str], *, source: str) -> Table:
+    """The options of a command line in tables, such as `--mode 1`, `--context.mode 1` and `--options context.mode=1`.
+
+    Raises UsageError with the line.
+    """
     options = Table()
-    name: str | None = None
-    line = 0
-    for word, number, begun in words:
-        if options and _is_operator(word):
+    table, name = options, ""  # the option that a value may follow
+    for word in words:
+        text, line, gap, is_quoted = word
+        if re.search("[;&|]", gap):
             break
-        if name in _SEVERAL and isinstance(options[name], list) and begun > line:
-            name = None
-        line = begun + word.count("\n")
-        place = _place(source, number)
-        if isinstance(word, _Bare) and _COPIED.fullmatch(word):
-            raise UsageError(f"{place}: `{word}` begins with a typographic dash or quote", hint="write -- or '")
-        word = str(word)
-        if word.startswith("--"):
-            name, equals, value = word.removeprefix("--").partition("=")
+        check_copied(word, source)
+        several = isinstance(table.get(name), list)
+        if several and table[name]:
+            if "\n" in gap:
+                name, several = "", False
+            elif not is_quoted and {*gap} == {"\u00a0"}:
+                what = f"{place(source, line)}: a non-breaking space is before `{text}`"
+                raise UsageError(what, hint="write a plain space, or quotes around a text that contains it")
+        if text.startswith("--"):
+            name, equals, value = text.removeprefix("--").partition("=")
             name = name.replace("-", "_")
             if not re.fullmatch(r"[\w.]+", name):
                 hint = "write plain spaces, and -- before a name of letters, digits and _"
-                raise UsageError(f"{place}: `{word}` is no option", hint=hint)
-            if name in options:
-                first = f", first in line {options.lines[name]}" if name in options.lines else ""
-                raise UsageError(f"{place}: `--{name}` is given twice{first}")
-            options[name] = ([value] if name in _SEVERAL else _typed(value)) if equals else True
-            if number is not None:
-                options.lines[name] = number
-            name = None if equals else name
-        elif name in _SEVERAL:
-            options[name] = [*(options[name] if isinstance(options[name], list) else ()), word]
-        elif name is not None:
-            options[name], name = _typed(word), None
-        elif options:
-            raise UsageError(f"{place}: `{word}` belongs to no option")
+                raise UsageError(f"{place(source, line)}: `{text}` is no option", hint=hint)
+            given: Any = value if equals else True
+            if name in _SEVERAL:
+                given = [value] if equals else []
+            table, name = _put(options, places.get(name, name), given, line, source=source)
+            name = "" if equals else name
+        elif several:
+            table[name].append(text)
+        elif name:
+            table[name], name = _typed(text), ""
+        else:
+            raise UsageError(f"{place(source, line)}: `{text}` belongs to no option")
+    if "options" in options:
+        line = options.lines.get("options")
+        for pair in options.pop("options") or [""]:
+            name, equals, value = pair.partition("=")
+            if not name or not equals:
+                raise UsageError(f"{place(source, line)}: `--options` is followed by KEY=VALUE, got `{pair}`")
+            _put(options, name, value, line, source=source)
     return options
+
+
+def _put(options: Table, path: str, value: Any, line: int | None, *, source: str) -> tuple[Table, str]:
+    """Add an option. Returns its table and its key there. Raises UsageError if it is given already."""
+    table: Any = options
+    *parents, key = path.split(".")
+    for parent in parents:
+        table = table.setdefault(parent, Table()) if isinstance(table, Table) else None
+    if not isinstance(table, Table) or key in table:
+        first = getattr(table, "lines", {}).get(key)
+        raise UsageError(
+            f"{place(source, line)}: `{path}` is given twice" + (f", first in line {first}" if first else "")
+        )
+    table[key] = _typed(value) if isinstance(value, str) else value
+    if line is not None:
+        table.lines[key] = line
+    return table, key
 
 
 def _typed(text: str) -> Any:

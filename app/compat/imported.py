@@ -25,9 +25,10 @@ class Reported:
     line: int | None  # in its file, from 1; None: unknown
     outcome: Outcome
     text: str  # the settings that the key became, or the reason why it is ignored or refused
+    file: str = ""  # the file of `line`, if it is one that a command line names
 
     def __str__(self) -> str:
-        place = "" if self.line is None else f"line {self.line}: "
+        place = "" if self.line is None else f"{self.file}:{self.line}: " if self.file else f"line {self.line}: "
         sign = "->" if self.outcome == "taken" else f"{self.outcome}:"
         return f"{place}{self.key} {sign} {self.text}"
 
@@ -48,7 +49,8 @@ class Imported:
     def check(self, source: str | None = None, *, is_file: bool = True) -> "Imported":
         """Returns itself. Raises UsageError if a key is refused, with its line in `source`, which may be no file."""
         for entry in self.refused[:1]:
-            place = "" if source is None else f"{source}: " if entry.line is None else f"{source}:{entry.line}: "
+            file = entry.file or source
+            place = "" if file is None else f"{file}: " if entry.line is None else f"{file}:{entry.line}: "
             more = f" ({len(self.refused)} keys are refused in all)" if len(self.refused) > 1 else ""
             says = f"`llama-adapter config import {source}` says what becomes of each key"
             raise UsageError(
@@ -144,13 +146,10 @@ class Import:
         self._note(key, "refused", why)
 
     def _note(self, key: str, outcome: Outcome, text: str) -> None:
-        self._report.append(Reported(key=key, line=self._line(key), outcome=outcome, text=text))
-
-    def _line(self, key: str) -> int | None:
         *parents, last = key.split(".")
         table: Any = self.value(".".join(parents), {}) if parents else self._data
-        lines: Mapping[str, int] = getattr(table, "lines", {})
-        return lines.get(last)
+        line, file = getattr(table, "lines", {}).get(last), getattr(table, "files", {}).get(last, "")
+        self._report.append(Reported(key=key, line=line, outcome=outcome, text=text, file=file))
 
     def run(self, rules: Mapping[str, "Rule"], *, first: Sequence[str] = ()) -> None:
         """Apply the rule of each key, to `first` before the others of their table.
@@ -183,7 +182,7 @@ class Import:
                 tables.setdefault(section, {})[key] = value
             else:
                 tables[section] = value
-        report = sorted(self._report, key=lambda entry: entry.line or 0)
+        report = sorted(self._report, key=lambda entry: (entry.file, entry.line or 0))
         return Imported(system=self._system, settings=tables, report=tuple(report))
 
 

@@ -211,9 +211,9 @@ def _run_mode(imported: Import, key: str, value: Any) -> None:
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
     texts = [str(text) for text in (value if isinstance(value, list) else [value])]
-    if value is True:
+    if value is True or not texts:
         imported.refuse(key, "wanted a text, got none")
-    elif texts and all(text.endswith((".txt", ".json", ".jsonl")) for text in texts):
+    elif all(text.endswith((".txt", ".json", ".jsonl")) for text in texts):
         imported.take(key, {"prompt.prompt_file": texts, "prompt.raw": True})
     else:
         prompt = texts[0] if len(texts) == 1 else texts
@@ -523,7 +523,7 @@ def _few_bits(imported: Import, key: str, value: Any) -> None:
 
 
 def _num_ranks(imported: Import) -> Any:
-    return imported.value("world_size", imported.value("parallel_config.world_size", 1))
+    return imported.value("world_size") or imported.value("parallel_config.world_size") or 1
 
 
 def _all_ranks(imported: Import, key: str, value: Any) -> None:
@@ -542,7 +542,7 @@ def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
 
 
 def _ranks_of_table(imported: Import, key: str, value: Any) -> None:
-    (_DEVICES if imported.value("world_size") is None else _all_ranks)(imported, key, value)
+    (_all_ranks if imported.value("world_size") else _DEVICES)(imported, key, value)
 
 
 _EXE_MODE = ignored_if(

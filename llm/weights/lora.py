@@ -50,7 +50,7 @@ _SAME: Final = {
 }
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
-_MEANING: Final = "the folder is damaged, or was trained on another model; save it again with PEFT's `save_pretrained`"
+_MEANING: Final = "the folder is damaged, or was trained on another model"
 
 
 class Change(NamedTuple):
@@ -225,7 +225,7 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         check_dense(tensors, what=f"`{path}`")
         files: tuple[Path, ...] = (folder / CONFIG, path)
         found = _by_module(tensors, path=path)
-    elif (other := read_neighbour_lora(folder)) is not None:
+    elif (other := read_neighbour_lora(folder, names)) is not None:
         config, files, path, found = other.config, other.files, other.files[-1], dict(other.tensors)
     else:
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
@@ -246,9 +246,13 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         if module in saved or (name in _ENDS and f"{module}.weight" in found):
             wanted[f"{module}.weight"] = shape
     what = f"The LoRA `{path}`"
-    meaning = f"{_MEANING}; or, if it has added tokens or biases, {MERGE}" if files[0].name == CONFIG else _MEANING
+    meaning = _MEANING
+    if files[0].name == CONFIG:
+        meaning += f"; save it again with PEFT's `save_pretrained`; or, if it has added tokens or biases, {MERGE}"
     if not wanted:
-        raise CheckpointError(f"{what} changes nothing: its {CONFIG} targets no module of a LLaMA", hint=meaning)
+        raise CheckpointError(
+            f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
+        )
     check_names(list(found), list(wanted), what=what, meaning=meaning)
     check_shapes({key: tuple(tensor.shape) for key, tensor in found.items()}, wanted, what=what, meaning=meaning)
     if broken := [key for key, tensor in found.items() if not bool(tensor.isfinite().all())]:

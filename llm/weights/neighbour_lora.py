@@ -1,7 +1,7 @@
 """LoRA folders of MindFormers and PaddleNLP, turned into the config and names of PEFT."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -31,22 +31,24 @@ class Factors(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-def read_neighbour_lora(folder: Path) -> Factors | None:
+def read_neighbour_lora(folder: Path, known: Collection[str]) -> Factors | None:
     """The LoRA of a folder that MindFormers or PaddleNLP wrote; None for any other folder.
 
     PaddleNLP writes `lora_config.json` and `lora_model_state.pdparams`, or `peft_model*.safetensors` if its checkpoints
     are unified; matrices are (inputs, rank) and (rank, outputs). MindFormers' fine-tuning writes a `.ckpt` with
     `mindpet_delta_lora_a` (rank, inputs) and `_b` (outputs, rank), beside a YAML whose `pet_config` has `lora_rank` and
-    `lora_alpha`. Raises CheckpointError for folders that are damaged, or whose LoRA is computed in another way.
+    `lora_alpha`. The config targets the modules that have factors and are `known`.
+
+    Raises CheckpointError for folders that are damaged, or whose LoRA is computed in another way.
     """
     if (folder / _PADDLE_CONFIG).is_file():
-        return _paddle(folder)
+        return _paddle(folder, known)
     if any(folder.glob("*.ckpt")):
-        return _mindformers(folder)
+        return _mindformers(folder, known)
     return None
 
 
-def _paddle(folder: Path) -> Factors:
+def _paddle(folder: Path, known: Collection[str]) -> Factors:
     path = folder / _PADDLE_CONFIG
     files = sorted(folder.glob("peft_model*.safetensors")) or [folder / _PADDLE_WEIGHTS]
     names, count = [one.name for one in files], len(files)
@@ -71,10 +73,10 @@ def _paddle(folder: Path) -> Factors:
             raise CheckpointError(f"`{folder}` has `{shown_excerpt(name)}` twice", hint="copy the whole folder again")
         tensors[key] = tensor.transpose(0, -1)
     scale = {"r": config.get("r"), "lora_alpha": config.get("lora_alpha"), "use_rslora": bool(config.get("rslora"))}
-    return _factors(path, files, tensors, **scale)
+    return _factors(path, files, tensors, known, **scale)
 
 
-def _mindformers(folder: Path) -> Factors:
+def _mindformers(folder: Path, known: Collection[str]) -> Factors:
     weights, path = only_file(folder, "*.ckpt"), only_file(folder, "*.y*ml")
     config = read_model_config(path).get("pet_config")
     if not isinstance(config, dict) or config.get("pet_type", "lora") != "lora":
@@ -87,12 +89,14 @@ def _mindformers(folder: Path) -> Factors:
         if match := _MINDSPORE_FACTOR.fullmatch(name):  # the others are the base model's, which is a --llama-dir
             module = to_huggingface(meta_name(f"{match[1]}.weight")).removesuffix(".weight")
             tensors[f"{module}.lora_{match[2].upper()}"] = tensor
-    return _factors(path, [weights], tensors, r=config.get("lora_rank"), lora_alpha=config.get("lora_alpha"))
+    return _factors(path, [weights], tensors, known, r=config.get("lora_rank"), lora_alpha=config.get("lora_alpha"))
 
 
-def _factors(path: Path, files: list[Path], tensors: dict[str, Tensor], **scale: Any) -> Factors:
-    modules = sorted({name.rpartition(".")[0] for name in tensors})
+def _factors(
+    path: Path, files: list[Path], tensors: dict[str, Tensor], known: Collection[str], **scale: Any
+) -> Factors:
+    modules = {name.rpartition(".")[0] for name in tensors}
     if not modules:
         raise CheckpointError(f"`{files[0]}` has no factors of a LoRA", hint="a whole model is a --llama-dir")
-    config = made_config(path, **scale, target_modules=modules)
+    config = made_config(path, **scale, target_modules=sorted(modules.intersection(known)))
     return Factors(config, (path, *files), tensors)

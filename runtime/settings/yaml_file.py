@@ -16,12 +16,13 @@ MAX_CONFIG_VALUES = 100_000  # including values that aliases repeat
 class Table(dict[str, Any]):
     """A mapping in a file, as plain values. `lines` has the line of each key, counted from 1, if known.
 
-    `source` is the file, if known.
+    `source` is the file, if known, and `files` the other files from which keys were added.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: dict[str, int] = {}
+        self.files: dict[str, str] = {}
         self.source = ""
 
 

@@ -1,5 +1,6 @@
 """LoRA of MindFormers and PaddleNLP: the same changes as the same factors in a folder of PEFT."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -117,6 +118,14 @@ def test_shards_are_those_of_one_checkpoint(damage: Callable[[Path], object], sa
     damage(tmp_path)
     with pytest.raises(CheckpointError, match=said):
         open_loras([str(tmp_path)], CONFIG)
+
+
+@pytest.mark.parametrize("write", [paddle, mindformers])
+def test_a_lora_of_a_larger_model_gets_no_remedy_of_peft(write: Callable[..., None], tmp_path: Path) -> None:
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has 4 tensors that do not .*layers\.1") as caught:
+        open_loras([str(tmp_path)], dataclasses.replace(CONFIG, num_layers=1))
+    assert caught.value.hint == "the folder is damaged, or was trained on another model"
 
 
 def test_paddle_s_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None:

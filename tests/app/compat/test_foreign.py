@@ -148,6 +148,26 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
             "x.sh:2: `--options` is followed by KEY=VALUE, got `key`",
         ),
         ("x.sh", b"run_mindformer.py --options --mode 1", "`--options` is followed by KEY=VALUE, got ``"),
+        (
+            "x.sh",
+            b"run_mindformer.py \\\n--mode 1 --context.mode 0",
+            "x.sh:2: `context.mode` is given twice, .* line 2",
+        ),
+        (
+            "x.sh",
+            b"run_mindformer.py --mode 1 --options context.mode=0",
+            "`context.mode` is given twice, first in line 1",
+        ),
+        ("x.sh", b"run_mindformer.py --options mode=1 mode=0", "`mode` is given twice"),
+        ("x.sh", b"run_mindformer.py --context 1 --context.mode 0", "`context.mode` is given twice"),
+        ("x.sh", b"run_mindformer.py --context.mode 0 --context 1", "`context` is given twice"),
+        ("x.sh", b"run_mindformer.py --a.b.predict_data hi there", "`there` belongs to no option"),
+        ("x.sh", b"run_mindformer.py predict.yaml --run_mode predict", "`predict.yaml` belongs to no option"),
+        ("x.sh", b"torchrun --nproc_per_node 2 run_mindformer.py > log", "has no options, and"),
+        ("x.sh", b"run_mindformer.py --predict_data hi >", "nothing closes or follows `>`"),
+        ("x.sh", "run_mindformer.py --predict_data un\u00a0mot".encode(), "a non-breaking space is before `mot`"),
+        ("x.sh", b"$ run_mindformer.py --predict_data 'a\n> b'", "x.sh:1: a quoted text has several lines"),
+        ("x.sh", b'run_mindformer.py --predict_data "a \\\nb"', "a quoted text has several lines"),
         ("x.sh", b"msrun.sh 'run_mindformer.py --mode 1' 2 --do_sample True", "`--do_sample` follows the quoted line"),
     ],
     ids=lambda value: repr(value)[:60],
@@ -194,6 +214,7 @@ def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: st
         ["torchrun", "--standalone", "--nproc-per-node=2", *program.split()],
         ["python", "-m", "torch.distributed.run", "-r", "3", "--nproc_per_node", "2", *program.split()],
         ["python", "-m", "paddle.distributed.launch", "--gpus", "0,1", *program.split()],
+        ["bash", "msrun_launcher.sh", f"{program} > log.txt; echo", "2"],
     ):
         found = import_line(words)
         assert found is not None
@@ -218,19 +239,55 @@ def test_a_copied_line_may_have_prompts_comments_and_other_blanks(tmp_path: Path
         "batch_size": 4,
         "example": None,
     }
-    words = ["python\u00a0predictor.py\u00a0--model_name_or_path\u00a0a", "--dtype", "float16\u00a0--batch_size", "2"]
-    by_shell = import_line(words)
+    by_shell = import_line(["predictor.py", "--model_name_or_path", "a", "--dtype", "float16", "--batch_size", "2"])
     assert by_shell is not None
     assert by_shell.settings == found.settings
-    for text in ("“你好”\u3000世界", "un\u00a0mot"):
-        within = import_line(["run_mindformer.py\u00a0--run_mode\u00a0predict", f"--predict_data={text}"])
+    for text in ("“你好”\u3000世界", "un\u00a0mot", "“un mot"):
+        within = import_line(["run_mindformer.py", "--run_mode", "predict", "--predict_data", text])
         assert within is not None
         assert within.settings["prompt"]["prompt"] == text
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--dtype", "float16", "—batch_size", "2"], "`—batch_size` begins with a typographic dash"),
+        (["—dtype=float16", "--batch_size", "2"], "`—dtype=float16` begins with a typographic dash"),
+        (["--predict_data", "“I", "love", "it”"], "`“I` begins with a typographic dash or quote"),
+        (["--dtype\u00a0float16"], "`--dtype\u00a0float16` is no option"),
+        (["--dtype", "float16\u00a0--batch_size", "2"], "`float16\u00a0--batch_size` has a non-breaking space"),
+    ],
+)
+def test_words_of_a_page_are_refused_on_the_command_line(words: list[str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        import_line(["python", "predictor.py", *words])
+    with pytest.raises(UsageError, match=r"predictor\.py\u00a0--model_name_or_path\u00a0a` has non-breaking spaces"):
+        import_line(["python", "predictor.py\u00a0--model_name_or_path\u00a0a", *words])
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "length"),
+    [
+        ("hello 2>&1 --predict_length 64", "hello", 64),
+        ("hello >>'my log' world < /dev/null &>log --predict_length 64", ["hello", "world"], 64),
+        ("hello> \\\n log --predict_length 64&& rm x", "hello", 64),
+        ("hello; echo --predict_length 64", "hello", None),
+        ("hello | tee --predict_length 64", "hello", None),
+        (r'a&b "cost: \$5 \n" C\#' + " # --predict_length 64", ["a&b", r"cost: $5 \n", "C#"], None),
+    ],
+)
+def test_a_line_is_read_as_by_a_shell(text: str, prompt: str | list[str], length: int | None, tmp_path: Path) -> None:
+    found = imported(tmp_path, "run.sh", f"run_mindformer.py --predict_data {text}")
+
+    assert (found.settings["prompt"]["prompt"], found.settings["generation"].get("max_length")) == (prompt, length)
+
+
+@pytest.mark.parametrize(
     ("lines", "prompt"),
     [
+        (["--predict_data", '>\u00a0"hello"', ">\u00a0world"], ["hello", "world"]),
+        (["--predict_data", '>\u00a0"hello"', ">\u00a0--run_mode predict"], "hello"),
+        (["--predict_data 'a\n> b'", "  > log.txt"], "a\n> b"),
         (["--predict_data", '> "hello"', "> world"], ["hello", "world"]),
         (["--predict_data", '> "hello"', "> --run_mode predict"], "hello"),
         (["--predict_data hello", "> log.txt"], "hello"),
@@ -288,7 +345,19 @@ def test_a_refused_option_has_its_line(options: str, told: str, tmp_path: Path) 
     found = imported(tmp_path, "run.sh", f"python run_mindformer.py --config p.yaml \\\n{options}\n")
     with pytest.raises(UsageError, match=re.escape(f"run.sh:2: MindFormers's {told}")):
         found.check("run.sh")
-    assert [entry.line for entry in found.report if entry.key == "seed"] == [6]  # of the YAML
+    assert f"{tmp_path}/p.yaml:6: seed ignored" in found.format_report()
+
+
+def test_a_refused_key_of_the_yaml_of_a_command_has_its_line_there(tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("seed: 0\ncontext:\n  device_id: 1\n  mode: 5\n")
+    found = imported(tmp_path, "run.sh", "python run_mindformer.py --config p.yaml --device_target CPU\n")
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/p.yaml:4: MindFormers's `context.mode` is refused")):
+        found.check("run.sh")
+
+
+def test_options_of_an_unknown_script_have_the_number_of_a_launcher(tmp_path: Path) -> None:
+    found = imported(tmp_path, "run.sh", "cd x && torchrun --nproc_per_node 2 mine.py x --exe_mode eager")
+    assert [entry.key for entry in found.report] == ["worker_num", "exe_mode"]
 
 
 def line(text: str) -> Imported:
@@ -422,6 +491,7 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
             import_line(["bash", "predict.sh"])
     assert import_line(["demo.py", "predict.sh"]) is None
     assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
+    assert import_line(["demo.py", "what don't a.py\u00a0and b.py do?"]) is None
 
 
 @pytest.mark.parametrize(
