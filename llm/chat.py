@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, partial
-from itertools import count, pairwise
+from itertools import count, groupby, pairwise
 from typing import Any, Final
 
 from llama_adapter.llm.chat_template import ChatRefusedError, Message, TemplateProcess
@@ -229,17 +229,33 @@ def _pieces(text: str, pictures: Sequence[Shown]) -> _Pieces:
 
 
 def _arrangements(turns: _Said) -> Iterator[_Said]:
-    """The turns; with the texts of the system as one turn in front; and in front of the user's first, as in Gemma 3.
+    """The turns; with those of the system as one in front; and in front of the user's first, as in Gemma 3.
 
-    A turn of the system with a picture stays where it is: pictures belong to their places by their order.
+    Pictures keep their order, because they belong to their places by it.
     """
     yield turns
-    system = [piece for role, pieces in turns if role == "system" for piece in (*pieces, "\n\n")]
-    if system and None not in system:
-        rest = [one for one in turns if one[0] != "system"]
-        yield [("system", tuple(system[:-1])), *rest]
-        first = next(number for number, (role, _) in enumerate(rest) if role == "user")
-        yield [*rest[:first], ("user", (*system, *rest[first][1])), *rest[first + 1 :]]
+    system, rest = ([one for one in turns if (one[0] == "system") is is_system] for is_system in (True, False))
+    if not system:
+        return
+    in_front = [("system", _joined(system)), *rest]
+    if in_front != turns and _owners([*system, *rest]) == _owners(turns):
+        yield in_front
+    first = next(number for number, (role, _) in enumerate(rest) if role == "user")
+    before, after = rest[:first], rest[first + 1 :]
+    if _owners([*before, *system, *rest[first:]]) == _owners(turns):
+        yield [*before, ("user", _joined([*system, rest[first]])), *after]
+
+
+def _joined(turns: _Said) -> _Pieces:
+    """The pieces of turns as those of one turn, with an empty line between two turns."""
+    pieces = [piece for _, own in turns for piece in ("\n\n", *own)][1:]
+    groups = [list(group) for _, group in groupby(pieces, key=lambda piece: piece is None)]
+    return tuple(piece for group in groups for piece in (group if group[0] is None else ["".join(filter(None, group))]))
+
+
+def _owners(turns: _Said) -> list[Role]:
+    """Whose turn each picture is in."""
+    return [role for role, pieces in turns for piece in pieces if piece is None]
 
 
 def _with_texts(turns: _Said, texts: Iterable[str]) -> _Said:

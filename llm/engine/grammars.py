@@ -29,7 +29,8 @@ _LIMITS = {"max_grammar_size": 20_000, "max_lexer_states": 50_000, "verbose_erro
 _HEAD = '%llguidance {"no_forcing": true}\nstart: '
 # JSON as `json.dumps` writes it. With free white space, small models write nothing else.
 _JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_BY_NAME = ("properties", "$defs", "definitions", "patternProperties")  # keywords with a schema for each name
+_DEFINITIONS = ("$defs", "definitions")
+_BY_NAME = ("properties", "patternProperties", *_DEFINITIONS)  # keywords with a schema for each name
 _FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 _NOT_SCHEMAS = ("enum", "const", "default", "examples", "required")
 # Keywords beside which an object may have properties that `properties` does not name.
@@ -82,7 +83,7 @@ class Grammars:
             raise GrammarError(f"{what} has {num_chars:,} characters, the limit is {MAX_GRAMMAR_CHARS:,}")
         library = table.library
         if json_schema is not None:
-            rule = "%json " + json.dumps({**_closed(json.loads(json_schema)), "x-guidance": _JSON_FORM})
+            rule = "%json " + _json_rule(json_schema)
         else:
             rule = f"/{library.regex_to_lark(regex, use_ascii='d')}/"
         grammar = library.LLMatcher.grammar_from_lark(_HEAD + rule)
@@ -98,27 +99,58 @@ class Grammars:
         return matcher
 
 
-def _closed(schema: Any, *, is_open: bool = False) -> Any:
+def _json_rule(json_schema: str) -> str:
+    """The library's form of a JSON schema. Raises GrammarError for one that is nested too deeply."""
+    try:
+        schema = json.loads(json_schema)
+        closed = _closed(schema, opens_definitions=_has_part_elsewhere(schema))
+        return json.dumps({**closed, "x-guidance": _JSON_FORM})
+    except RecursionError:
+        raise GrammarError("The JSON schema is nested too deeply", hint="simplify it") from None
+
+
+def _closed(schema: Any, *, opens_definitions: bool, is_open: bool = False) -> Any:
     """The schema, with objects that have no other properties than those it names, unless it says that they may.
 
     Else a model may add properties without end. Parts of `allOf` stay open (`is_open`), because each names some of the
-    properties.
+    properties; if parts refer to definitions, so do these (`opens_definitions`).
     """
     if isinstance(schema, list):
-        return [_closed(one, is_open=is_open) for one in schema]
+        return [_closed(one, opens_definitions=opens_definitions, is_open=is_open) for one in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {}
     for key, value in schema.items():
+        stays_open = is_open or key == "allOf" or (opens_definitions and key in _DEFINITIONS)
+        inner = functools.partial(_closed, opens_definitions=opens_definitions, is_open=stays_open)
         if key in _BY_NAME and isinstance(value, dict):
-            closed[key] = {name: _closed(one, is_open=is_open) for name, one in value.items()}
+            closed[key] = {name: inner(one) for name, one in value.items()}
         elif key != "format" or value in _FORMATS:  # others have no effect, as JSON Schema defines it
-            closed[key] = value if key in _NOT_SCHEMAS else _closed(value, is_open=is_open or key == "allOf")
-    names = schema.get("properties")
-    is_complete = (
-        isinstance(names, dict) and _OPENING.isdisjoint(schema) and set(schema.get("required", ())) <= {*names}
+            closed[key] = value if key in _NOT_SCHEMAS else inner(value)
+    names, required = schema.get("properties"), schema.get("required", [])
+    if is_open or not isinstance(names, dict) or not isinstance(required, list) or not _OPENING.isdisjoint(schema):
+        return closed
+    is_complete = all(isinstance(name, str) and name in names for name in required)
+    return {**closed, "additionalProperties": False} if is_complete else closed
+
+
+def _has_part_elsewhere(schema: Any, *, is_part: bool = False) -> bool:
+    """Whether one of several parts that describe the same object is a reference.
+
+    An `allOf` with one reference alone has no other part: some libraries write a type with a description so.
+    """
+    if isinstance(schema, list):
+        return any(_has_part_elsewhere(one, is_part=is_part) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    parts = schema.get("allOf")
+    num_parts = (len(parts) if isinstance(parts, list) else 0) + ("properties" in schema) + ("$ref" in schema)
+    if "$ref" in schema and (is_part or num_parts > 1):
+        return True
+    return any(
+        _has_part_elsewhere(value, is_part=is_part or (key == "allOf" and num_parts > 1))
+        for key, value in schema.items()
     )
-    return {**closed, "additionalProperties": False} if is_complete and not is_open else closed
 
 
 class _Table:

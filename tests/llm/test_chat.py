@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -66,6 +67,11 @@ GEMMA_2 = GEMMA.replace(
 ONLY_USERS = "{% for one in messages if one.role == 'user' %}{{ '[INST] ' + one.content + ' [/INST]' }}{% endfor %}"
 FIRST_SYSTEM = (  # only the first message
     "{{ '<<SYS>>' + messages[0].content + '<</SYS>>' if messages[0].role == 'system' else '' }}" + ONLY_USERS
+)
+LIST_OF_PARTS = (  # as templates of models with pictures
+    "{% if messages[1:] and messages[1].role == 'system' %}{{ raise_exception('one system') }}{% endif %}"
+    "{% for one in messages %}{{ '[' + one.role + ']' }}{% for part in one.content %}"
+    "{{ '(' + part.text + ')' if part.type == 'text' else '<unk>' }}{% endfor %}{% endfor %}"
 )
 FAMILIES = {
     "ChatML": (CHATML, "Qwen", "<|im_end|>"),
@@ -213,9 +219,9 @@ def test_texts_of_the_system_precede_the_question_where_a_template_has_no_place_
             form.encode([("system", "Be brief."), *rest])
 
 
-@pytest.mark.parametrize("template", [GEMMA, FIRST_SYSTEM])
+@pytest.mark.parametrize("template", [GEMMA, FIRST_SYSTEM, LIST_OF_PARTS])
 def test_texts_of_the_system_are_one_where_a_template_has_a_place_for_one(template: str) -> None:
-    form = form_of(template)
+    form = form_of(template, picture="<unk>" if template == LIST_OF_PARTS else "")
     one = form.encode([("system", "Be brief.\n\nIn French."), ("user", "What?")])
 
     assert form.encode([("system", "Be brief."), ("system", "In French."), ("user", "What?")]) == one
@@ -234,16 +240,50 @@ def test_whether_a_template_shows_the_system_may_depend_on_values() -> None:
     assert form.encode(chat) != moved
 
 
-def test_a_limit_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = form_of(GEMMA_2, picture="<s>")
-    chat: list[Turn] = [("system", "Be brief."), ("user", "What?")]
-    with monkeypatch.context() as patch:
-        patch.setattr(chat_template, "TIME_LIMIT_S", 1e-9)
-        for ask in (lambda: form.encode(chat), lambda: form.end_id):
-            with pytest.raises(PromptError, match="did not end within 1e-09 s"):
-                ask()
-    assert form.encode(chat) == form.encode([("user", "Be brief.\n\nWhat?")])
-    assert form.end_id == form_of(GEMMA_2).end_id
+def test_a_system_s_text_and_the_user_s_are_one_part_where_a_template_has_no_place_for_the_system() -> None:
+    form = form_of(LIST_OF_PARTS.replace("messages[1:] and messages[1]", "messages[0]"), picture="<unk>")
+    pictures = {1: [(5, "<unk>")]}
+    moved = form.encode([("system", "Be brief."), ("user", "What?")], pictures=pictures)
+    assert moved == form.encode([("user", "Be brief.\n\nWhat?")], pictures={0: [(16, "<unk>")]})
+
+
+@pytest.mark.parametrize(
+    ("template", "picture", "ask"),
+    [
+        (GEMMA_2, "", lambda form: form.encode([("system", "Be brief."), ("user", "What?")])),
+        (GEMMA_2, "", lambda form: form.end_id),
+        (LIST_OF_PARTS, "<unk>", lambda form: form.encode([("user", "What?")], pictures={0: [(0, "<unk>")]})),
+    ],
+    ids=["arrangements", "end", "forms of content"],
+)
+def test_a_limit_is_no_refusal(
+    template: str, picture: str, ask: Callable[[ChatFormat], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = form_of(template, picture=picture)
+    render, outcomes = form._process.render, iter([PromptError("The template took too long")])
+    calls = []
+
+    def limited_once(*args: Any, **options: Any) -> list[str]:
+        calls.append(args)
+        for error in outcomes:
+            raise error
+        return render(*args, **options)
+
+    monkeypatch.setattr(form._process, "render", limited_once)
+    with pytest.raises(PromptError, match="took too long"):
+        ask(form)
+    assert len(calls) == 1
+    assert ask(form) == ask(form_of(template, picture=picture))
+
+
+def test_a_chat_with_one_system_in_front_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = form_of(GEMMA_2)
+    render, calls = form._process.render, list[Any]()
+    monkeypatch.setattr(
+        form._process, "render", lambda chats, **options: calls.append(chats) or render(chats, **options)
+    )
+    form.encode([("system", "Be brief."), ("user", "What?")])
+    assert [chats[0][0]["role"] for chats in calls] == ["system", "user"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +295,15 @@ def test_a_limit_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
             [("user", "Be brief.\n\n#What?"), ("user", "#?")],
         ),
         ([("user", "#What?"), ("system", "#Be brief.")], None),
-        ([("system", "#Be brief."), ("user", "#What?")], None),
+        ([("system", "#Be brief."), ("user", "#What?")], [("user", "#Be brief.\n\n#What?")]),
+        (
+            [("system", "#Be brief."), ("user", "What?"), ("system", "In French.")],
+            [("user", "#Be brief.\n\nIn French.\n\nWhat?")],
+        ),
+        ([("system", "#A"), ("assistant", "#Yes."), ("user", "#B")], None),
+        ([("assistant", "#Yes."), ("system", "#A"), ("user", "#B")], [("assistant", "#Yes."), ("user", "#A\n\n#B")]),
+        ([("assistant", "Yes."), ("system", "#A"), ("user", "#B")], [("assistant", "Yes."), ("user", "#A\n\n#B")]),
+        ([("assistant", "#Yes."), ("system", "A"), ("user", "#B")], [("assistant", "#Yes."), ("user", "A\n\n#B")]),
     ],
 )
 def test_pictures_keep_their_order_when_texts_of_the_system_move(before: list[Turn], after: list[Turn] | None) -> None:

@@ -139,9 +139,10 @@ def _pictures_of_tool(output: Any, *, place: str) -> Iterator[Picture]:
     """The pictures of a tool's output. Other objects may have an `image_url` too, such as the results of a search."""
     for index, part in enumerate(output if isinstance(output, list) else [output]):
         kind = part.get("type") if isinstance(part, dict) else ""
-        if kind in _TOOLS_PICTURES or (kind is None and part.keys() <= {"type", "image_url", "detail"}):
+        names = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
+        if kind in _TOOLS_PICTURES or (kind is None and names <= {"image_url", "detail"}):
             with suppress(ValidationError):
-                url = ImagePart.model_validate({**part, "type": None}).url
+                url = ImagePart.model_validate({"image_url": part.get("image_url")}).url
                 yield Picture(url=url, place=f"{place}[{index}]" if isinstance(output, list) else place)
 
 
@@ -191,11 +192,12 @@ def understand_turns(
         question = replace(question, template_values=json.dumps(request.chat_template_kwargs, sort_keys=True))
     if request.output_ids:
         question = replace(question, task=WithTokenIds(question.task))
-    properties = () if form is None else _properties(form, info, has_picture=bool(with_picture))
+    has_picture = bool(with_picture)
+    properties = () if form is None else _properties(form, info, has_picture=has_picture, num_answers=num_answers)
     if num_answers * len(properties) > MAX_QUESTIONS:
         message = f"`n` times the schema's properties is {num_answers * len(properties)}, the limit is {MAX_QUESTIONS}."
         raise ApiError(message, param="n")
-    is_alone = bool(with_picture) and (bool(properties) or info.picture_format is None)
+    is_alone = has_picture and (bool(properties) or info.picture_format is None)
     seen = _seen(earlier, info, is_alone=is_alone)
     if info.picture_format is None:
         pictures = [turn.pictures[-1] for turn in with_picture[-1:]]
@@ -207,7 +209,7 @@ def understand_turns(
             raise ApiError(message, code="context_length_exceeded", param=place)
         question = _with_places(question, seen, last, in_parts=bool(properties))
     parts = tuple(
-        item.question_in(question, is_alone=len(properties) == 1, has_picture=bool(with_picture)) for item in properties
+        item.question_in(question, is_alone=len(properties) == 1, has_picture=has_picture) for item in properties
     )
     is_one_of_several = info.picture_format is None and sum(len(turn.pictures) for turn in turns) > 1
     return ChatQuestion(
@@ -296,12 +298,12 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
     return None
 
 
-def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool) -> tuple[Property, ...]:
+def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool, num_answers: int) -> tuple[Property, ...]:
     """The values that are asked as separate questions; none if the form guides the whole answer instead.
 
-    Adapters know questions about a picture. Several other questions are asked if they differ, and if those for texts
-    have a description, and a picture. Without the package that guides answers, all are asked. Raises ApiError for a
-    schema that needs this package.
+    Adapters know questions about a picture. Several other questions are asked if they differ, if those for texts have a
+    description, and a picture, and if they are not too many for one request. Without the package that guides answers,
+    all are asked. Raises ApiError for a schema that needs this package.
     """
     schema = form.value
     with suppress(TypeError, ValueError, RecursionError):  # vLLM takes a schema as text too
@@ -314,9 +316,26 @@ def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool) -> tupl
         if find_spec("llguidance") is None:
             raise
         return ()
-    clear = {(one.description, *(one.values or ())) for one in found if one.values or (has_picture and one.description)}
-    is_asked = (has_picture and info.picture_format is None) or len(found) in (1, len(clear))
+    is_asked = (
+        (has_picture and info.picture_format is None)
+        or len(found) == 1
+        or (_are_clear(found, has_picture=has_picture) and num_answers * len(found) <= MAX_QUESTIONS)
+    )
     return found if is_asked or find_spec("llguidance") is None else ()
+
+
+def _are_clear(properties: Sequence[Property], *, has_picture: bool) -> bool:
+    """Whether the questions for several values say which value is asked for.
+
+    Choices without a description say it by their values, which no other such question has.
+    """
+    questions = {(one.description, frozenset(one.values or ())) for one in properties}
+    undescribed = [text for one in properties if not one.description for text in one.values or ()]
+    return (
+        len(questions) == len(properties)
+        and len(undescribed) == len(set(undescribed))
+        and all(one.values or (has_picture and one.description) for one in properties)
+    )
 
 
 def sampling_of(request: CommonRequest, *, max_new_tokens: int | None, form: AnswerForm | None) -> SamplingParams:

@@ -26,6 +26,8 @@ from llama_adapter.runtime.given import require_above_zero
 API_PREFIX: Final = "/v1/"
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 CLOSABLE: Final = {"docs": ("/docs", "/openapi.json"), "health": ("/health",), "metrics": ("/metrics",)}
+_ORIGIN_SCHEMES: Final = ("https", "http", "app", "capacitor", "ionic", "tauri", "vscode-file")
+_OF_PROGRAMS: Final = "[a-z-]+-(?:extension|webview)"  # schemes of pages inside browsers and editors
 MAX_SEPARATORS: Final = 50_000  # commas and opening brackets in a body
 
 
@@ -53,10 +55,11 @@ class GuardSettings:
             if not re.fullmatch(r"[^\s/:*]+|\[[0-9a-fA-F:.]+\]", name):
                 raise ValueError(f"A host name is NAME or [ADDRESS], without a scheme, port, path or *, got {name!r}")
         for origin in self.cors_origins:
-            if not re.fullmatch(
-                r"\*|(https?|app|capacitor|tauri|[a-z-]+-(extension|webview))://[a-z0-9.\[\]:_-]+", origin
-            ):
-                raise ValueError(f"An origin is https://NAME, http://NAME:PORT, app://NAME or *, got {origin!r}")
+            if not re.fullmatch(rf"\*|({'|'.join(_ORIGIN_SCHEMES)}|{_OF_PROGRAMS})://[a-z0-9.\[\]:_-]+", origin):
+                raise ValueError(
+                    f"An origin is * or SCHEME://NAME[:PORT], where SCHEME is one of {', '.join(_ORIGIN_SCHEMES)} or "
+                    f"ends in -extension or -webview, got {origin!r}"
+                )
 
 
 def host_names_for(bind: str, *, more: Iterable[str] = ()) -> tuple[str, ...] | None:

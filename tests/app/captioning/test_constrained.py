@@ -108,6 +108,14 @@ def test_finished_answers_follow_their_form_and_free_ones_do_not_change(embedded
             "properties",
         ),
         ({"anyOf": [{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}]}, "a"),
+        # A reference alone in an `allOf`, as pydantic 1 writes a type with a description:
+        (
+            {
+                "$defs": {"B": {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "type": "object"}},
+                "allOf": [{"$ref": "#/$defs/B"}],
+            },
+            "a",
+        ),
     ],
 )
 def test_objects_have_only_properties_that_the_schema_names(
@@ -122,10 +130,15 @@ def test_parts_of_a_schema_and_named_types_of_properties_stay_open(embedded: Cap
     parts = [{"properties": {name: {"const": 1}}, "required": [name]} for name in "ab"]
     typed = {"properties": {}, "additionalProperties": {"type": "boolean"}, "required": ["c"]}
     deep = [{"properties": {"o": {"type": "object", **part}}, "required": ["o"]} for part in parts]
+    by_name = {"$defs": {"A": parts[0], "B": parts[1]}, "allOf": [{"$ref": f"#/$defs/{name}"} for name in "AB"]}
+    base = {"$defs": {"B": parts[0]}, "$ref": "#/$defs/B", **parts[1]}
     named = [{"properties": {"a": {"enum": ["x"], "type": "string", "format": "color"}}, "required": ["a"]}]
     for schema, first in (
         ({"allOf": parts}, '{"a": 1'),
         ({"allOf": deep}, '{"o": {"a": 1, "b": 1'),
+        (by_name, '{"a": 1, "b": 1'),
+        ({"definitions": {"A": parts[0]}, "allOf": [{"$ref": "#/definitions/A"}, parts[1]]}, '{"a": 1, "b": 1'),
+        (base, '{"a": 1, "b": 1'),
         ({"allOf": named}, '{"a": "x"'),
         (typed, '{"'),
     ):
@@ -155,6 +168,13 @@ def test_every_method_keeps_the_form(embedded: Captioner) -> None:
     [
         ({"json_schema": {"not": {}, "if": True}}, "uses `if`, `not`, which is not supported"),
         ({"json_schema": {"type": "strnig"}}, "The JSON schema is invalid, or too complex"),
+        *(
+            ({"json_schema": schema}, "The JSON schema is invalid, or too complex")
+            for required in (5, [[1]])
+            for one in [{"properties": {}, "required": required}]
+            for schema in (one, {"allOf": [one]})
+        ),
+        ({"json_schema": '{"a": ' + "[" * 700 + "]" * 700 + "}"}, "The JSON schema is nested too deeply"),
         (
             {"json_schema": {"properties": {f"p{i}": {} for i in range(4000)}}},
             "The JSON schema is invalid, or too complex",

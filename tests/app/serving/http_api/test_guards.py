@@ -301,11 +301,17 @@ def guarded(*origins: str) -> Starlette:
     return app
 
 
+OTHER_ORIGINS = (
+    *("http://localhost:3000", "app://obsidian.md", "capacitor://localhost", "ionic://localhost", "tauri://localhost"),
+    *("vscode-file://vscode-app", "chrome-extension://abc", "vscode-webview://a-b"),
+)
+
+
 @pytest.mark.parametrize("is_private", [False, True])  # whether a page of a public network asks into a private one
 @pytest.mark.parametrize(
     ("fields", "origins", "status", "is_allowed"),
     [
-        ({}, (ORIGIN, "http://localhost:3000", "chrome-extension://abc", "vscode-webview://a-b"), 200, True),
+        ({}, (ORIGIN, *OTHER_ORIGINS), 200, True),
         ({"origin": "app://obsidian.md"}, (ORIGIN, "app://obsidian.md"), 200, True),
         ({"origin": "app://b"}, (ORIGIN, "app://a"), 400, False),
         ({"origin": "https://b.example"}, (ORIGIN,), 400, False),

@@ -265,7 +265,8 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
         ([None, "a", {"type": "image_url", "image_url": {"url": NEW}, "cache_control": {}}], "[2]"),
         ([{"image_url": {"url": NEW}}], "[0]"),
         ({"image_url": {"url": NEW}}, ""),
-        ({"image_url": NEW, "type": None, "detail": "auto"}, ""),
+        ({"image_url": NEW, "type": None, "detail": "auto", "file_id": None, "text": None}, ""),
+        ({"type": "input_image", "image_url": NEW, "file_id": "file_1"}, ""),
         ({"type": "computer_screenshot", "image_url": NEW, "file_id": None}, ""),
         # No pictures:
         ([{"type": "search_result", "image_url": NEW}, {"title": "Red", "image_url": NEW}], None),

@@ -198,6 +198,11 @@ PLAIN_STAR, SIZE = {"type": "boolean"}, {"enum": ["small", "large"]}
         ({"star": STAR, "colour": COLOUR}, ["\nIs it a star?", "\nWhat color is it?"]),
         ({"star": PLAIN_STAR, "size": SIZE}, ["", ""]),
         ({"star": PLAIN_STAR, "large": PLAIN_STAR}, None),  # the same question twice
+        ({"star": {"enum": ["yes", "no"]}, "large": {"enum": ["no", "yes"]}}, None),
+        ({"size": SIZE, "box": {"enum": ["medium", "large"]}}, None),
+        ({"size": SIZE, "star": {**STAR, "type": "string", "enum": ["large", "no"]}}, ["", "\nIs it a star?"]),
+        ({"star": STAR, "colour": {**COLOUR, **STAR, "type": "string"}}, ["\nIs it a star?"] * 2),
+        ({"star": STAR, "large": {**STAR, "type": "string", "enum": ["no", "yes"]}}, None),
         ({"star": STAR, "caption": {**CAPTION, "description": "Describe it."}}, None),
     ],
 )
@@ -234,6 +239,16 @@ def test_a_model_that_sees_pictures_as_tokens_is_asked_in_parts_if_these_differ(
     assert (len(asked.properties), asked.sampling.is_constrained) == (num_questions, not num_questions)
 
 
+@pytest.mark.parametrize(("n", "num_questions"), [(1, 3), (10, 3), (11, 0), (16, 0)])
+def test_more_questions_than_a_request_may_have_guide_the_answer(n: int, num_questions: int) -> None:
+    schema = json_schema({name: {**COLOUR, "description": name} for name in "abc"})
+    asked = understood(CHAT, chat(user("A red star."), n=n, response_format=schema))
+    assert (len(asked.properties), asked.sampling.is_constrained) == (num_questions, not num_questions)
+    if n > 10:
+        with pytest.raises(ApiError, match=f"the schema's properties is {3 * n}, the limit is 32"):
+            understood(CHAT, chat(n=n, response_format=schema))  # adapters know questions about a picture
+
+
 def test_a_schema_as_text_is_asked_as_the_schema() -> None:
     schema = {"properties": {"star": STAR, "caption": CAPTION}}
     texts, given = (chat(guided_json=one) for one in (json.dumps(schema), schema))
@@ -261,6 +276,10 @@ def test_without_the_package_only_separate_questions_answer(monkeypatch: pytest.
     assert len(asked({"star": STAR})) == 1
     text = chat(user("A star."), response_format=json_schema({"star": STAR, "caption": CAPTION}))
     assert [one.instruction for one in understood(CHAT, text).prompts[0]] == ["A star.\nIs it a star?", "A star."]
+    same = json_schema(dict.fromkeys("abc", PLAIN_STAR))
+    assert len(understood(CHAT, chat(user("A star."), response_format=same)).properties) == 3
+    with pytest.raises(ApiError, match="the schema's properties is 33, the limit is 32"):
+        understood(CHAT, chat(user("A star."), n=11, response_format=same))
     # The service refuses this, and names the package:
     assert understood(CHAT, chat(response_format={"type": "json_object"})).sampling.is_constrained
 
@@ -301,7 +320,13 @@ def test_the_service_answers_in_each_form_or_says_why_not() -> None:
         (one,) = sent(guided_regex="(red|blue) [a-z]{2,5}!")["choices"]
         several = sent(json_schema=array, n=3, seed=4, temperature=1)["choices"]
         (cut,) = sent(response_format={"type": "json_schema", "json_schema": {"schema": ANY}}, max_tokens=1)["choices"]
-        errors = [sent(**form)["error"] for form in ({"guided_regex": "(x"}, {"json_schema": {"not": {}}})]
+        forms = [
+            {"guided_regex": "(x"},
+            {"json_schema": {"not": {}}},
+            {"json_schema": {"properties": {}, "required": 5}},
+        ]
+        forms.append({"guided_json": '{"a": ' + "[" * 700 + "]" * 700 + "}"})
+        errors = [sent(**form)["error"] for form in forms]
 
     assert re.fullmatch("(red|blue) [a-z]{2,5}!", one["message"]["content"])
     for choice in several:
@@ -310,4 +335,6 @@ def test_the_service_answers_in_each_form_or_says_why_not() -> None:
     assert [(error["code"], error["message"]) for error in errors] == [
         ("invalid_value", "The regular expression is invalid, or too complex to follow."),
         ("invalid_value", "The JSON schema uses `not`, which is not supported."),
+        ("invalid_value", "The JSON schema is invalid, or too complex to follow."),
+        ("invalid_value", "The JSON schema is nested too deeply."),
     ]
