@@ -5,8 +5,8 @@ Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [-
 With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
 docs/peers-avx2.md. llama.cpp uses the instruction sets that it was compiled for.
 For another processor than that of docs/peers.md, `--processor zen4` makes the page docs/peers-zen4.md. With `--device
-cuda --processor h100`, a GPU is measured. With `--on cpu` in addition, the CPU stands in for it, which only shows that
-the code works.
+cuda --processor h100`, or `h200`, a GPU is measured. With `--on cpu` in addition, the CPU stands in for it, which only
+shows that the code works.
 
 Rows of earlier runs stay unless they are measured again. The extra `peers` installs the other programs. Missing
 programs are listed on the page.
@@ -19,6 +19,7 @@ from pathlib import Path
 from scripts.bench import parse_settings
 from scripts.common import tell
 from scripts.pages import render
+from scripts.peers.gpus import gpu_here
 from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, from_json, to_json
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS, SIGHTS
@@ -51,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nothing = Results(instructions=plan.instructions, processor=plan.processor)
     if nothing.device != plan.device:
         tell(f"error: --processor {plan.processor or '(none)'} is no page of --device {plan.device}")
+        return 2
+    if plan.device != "cpu" and not plan.on and gpu_here() != plan.processor:
+        tell(
+            f"error: --processor {plan.processor}, and the GPU here is {gpu_here() or 'another, or missing'}; see --on"
+        )
         return 2
     before = nothing if folder is None else load(folder, nothing)
 

@@ -1,4 +1,6 @@
-"""Spends minutes of an NVIDIA H100 on steps in order of worth, and writes docs/peers-h100.* and docs/gpu-round.*.
+"""Spends minutes of a GPU on steps in order of worth, and writes its pages docs/peers-GPU.* and docs/gpu-round-GPU.*.
+
+GPU is h100 or h200, NVIDIA's names in small letters; a rehearsal writes pages of h100.
 
 Usage:
     python -m scripts.gpu_round MINUTES                 the steps that are left of this round
@@ -35,15 +37,17 @@ from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.bench import positive
 from scripts.common import DOCS, ROOT, add_out, parser_of, tell
 from scripts.pages.render import read, save
+from scripts.peers.gpus import GPUS, gpu_here
 from scripts.peers.table import TUNED
 
-PAGE, PROCESSOR, GPU = "gpu-round", "h100", "H100"
+PAGE = "gpu-round"  # and the GPU's name
 WHEELS = ROOT / ".wheels"
 SITE = WHEELS / "site"
 TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "gguf>=0.17")
 THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
 # For a rehearsal, in place of sizes and numbers of the round.
 SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "2000": "66", "64": "4", "16": "3", "5": "2"}
+TOY_CASES = ("BIAS-TINY", "bias_b1", "bias_b3_equal", "lora_b1")  # of the tests that are rehearsed
 TESTS = "tests"  # the step that compares; it comes before those that measure
 _LINES = 12  # of the output of a step that did not pass
 _SHOWN = 40  # of the output of a step that is shown
@@ -75,11 +79,11 @@ class Outcome:
     lines: tuple[str, ...] = ()  # the last lines of a step that did not pass, or is shown
 
 
-def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
-    """All steps, those of most worth first. Toy steps are the same commands with tiny models, on the CPU."""
+def steps(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
+    """All steps for a GPU, those of most worth first. Toy steps are the same commands with tiny models, on the CPU."""
 
     def measured(name: str, about: str, *flags: str, least_s: float) -> Step:
-        command = ["-m", "scripts.bench_peers", "--device", "cuda", "--processor", PROCESSOR, "--out", str(out), *flags]
+        command = ["-m", "scripts.bench_peers", "--device", "cuda", "--processor", gpu, "--out", str(out), *flags]
         command += ["--threads", "1" if toy else "8"]
         if toy:
             command = [SMALL.get(word, word) for word in command] + ["--on", "cpu", "--budget", "0.1", "--rounds", "1"]
@@ -96,7 +100,7 @@ def steps(*, toy: bool, out: Path) -> tuple[Step, ...]:
     trace = ("-m", "scripts.gpu_trace")
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "1", "--on", "cpu")
     tests = (
-        ("tests/cuda/test_parity.py", "-k", "(BIAS-TINY or bias_b1) and not LORA and not float16")
+        ("tests/cuda/test_parity.py", "-k", f"({' or '.join(TOY_CASES)}) and not input and not eos and not float16")
         if toy
         else ("tests/cuda", "tests/runtime/devices/test_triton.py")
     )
@@ -164,13 +168,14 @@ def left(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
     return sorted([*unended, *failed], key=lambda name: name != TESTS) or list(names)
 
 
-def run_round(minutes: float, *, toy: bool, out: Path) -> dict[str, Outcome]:
+def run_round(minutes: float, gpu: str, *, toy: bool, out: Path) -> dict[str, Outcome]:
     """Run steps while there is time; writes the page after each. Returns the outcomes of the steps that were run."""
     ends = time.monotonic() + 60 * minutes
     about = circumstances(load_before=load_average())
-    outcomes = _outcomes(out)
+    page = f"{PAGE}-{gpu}"
+    outcomes = _outcomes(page, out)
     found: dict[str, Outcome] = {}
-    known = {step.name: step for step in steps(toy=toy, out=out)}
+    known = {step.name: step for step in steps(gpu, toy=toy, out=out)}
     for name in left(list(known), outcomes):
         step, left_s = known[name], ends - time.monotonic()
         if left_s <= step.least_s:
@@ -192,16 +197,16 @@ def run_round(minutes: float, *, toy: bool, out: Path) -> dict[str, Outcome]:
             for one in known
             if one in outcomes
         ]
-        save(PAGE, {"steps": rows}, out)
+        save(page, {"steps": rows}, out)
     return found
 
 
-def _outcomes(out: Path) -> dict[str, Outcome]:
+def _outcomes(page: str, out: Path) -> dict[str, Outcome]:
     """What earlier calls wrote into the folder; empty without a file."""
-    if not (out / f"{PAGE}.json").is_file():
+    if not (out / f"{page}.json").is_file():
         return {}
     fields = [field.name for field in dataclasses.fields(Outcome)]
-    return {step["name"]: Outcome(**{name: step[name] for name in fields}) for step in read(PAGE, out)["steps"]}
+    return {step["name"]: Outcome(**{name: step[name] for name in fields}) for step in read(page, out)["steps"]}
 
 
 def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
@@ -265,27 +270,29 @@ def pack(python: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code is 0 if every step that was run has passed, 1 otherwise, 2 for invalid flags or without an H100."""
+    """The exit code is 0 if every step that was run has passed, 1 otherwise, 2 for invalid flags or another GPU."""
     parser = parser_of(__doc__)
     parser.add_argument("minutes", type=positive(float), nargs="?", help="for the whole call")
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny models")
     parser.add_argument("--pack", action="store_true", help="download wheels, and do nothing else")
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU (default: 3.12)")
-    add_out(parser, PAGE)
+    add_out(parser, f"{PAGE}-GPU")
     options = parser.parse_args(arguments)
     if options.pack:
         tell(f"{WHEELS.name}: {pack(options.python) / 1e6:.0f} MB")
         return 0
     if options.minutes is None or (options.rehearse and options.out is None):
         parser.error("give the minutes, or --pack; a rehearsal also needs --out")
-    if not options.rehearse and not (torch.cuda.is_available() and GPU in torch.cuda.get_device_name(0)):
-        tell(f"error: the page is of an NVIDIA {GPU}, and torch {torch.__version__} sees none here; see --rehearse")
+    gpu = GPUS[0] if options.rehearse else gpu_here()
+    if not gpu:
+        names = " or ".join(map(str.upper, GPUS))
+        tell(f"error: pages are of an NVIDIA {names}, and torch {torch.__version__} sees none here; see --rehearse")
         return 2
     out = (options.out or DOCS).resolve()
     out.mkdir(parents=True, exist_ok=True)
     if not options.rehearse:
         unpack()
-    found = run_round(options.minutes, toy=options.rehearse, out=out)
+    found = run_round(options.minutes, gpu, toy=options.rehearse, out=out)
     return 0 if all(outcome.state == "passed" for outcome in found.values()) else 1
 
 

@@ -1,5 +1,7 @@
 """Renders pages of docs/ from their figures: docs/NAME.json and scripts/pages/NAME.md.jinja make docs/NAME.md.
 
+A page without a template has that of its first words: peers.md.jinja also makes docs/peers-zen4.md.
+
 Usage: python -m scripts.pages.render [NAME ...]
 """
 
@@ -16,7 +18,7 @@ from llama_adapter.runtime.atomic_write import atomic_write
 from scripts.common import DOCS
 
 TEMPLATES = Path(__file__).parent
-PAGES = tuple(sorted(path.name.removesuffix(".md.jinja") for path in TEMPLATES.glob("*.md.jinja")))
+PAGES = tuple(sorted(path.stem for path in DOCS.glob("*.json")))
 
 
 def render(name: str, figures: Any) -> str:
@@ -29,8 +31,15 @@ def render(name: str, figures: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters |= {"f": _number, "spread": _spread, "cell": _cell}
-    page = environment.get_template(f"{name}.md.jinja").render(_context(name, figures))
+    page = environment.get_template(template_of(name)).render(_context(name, figures))
     return re.sub(r"\n{3,}", "\n\n", page).strip("\n") + "\n"
+
+
+def template_of(name: str) -> str:
+    """The template of a page, a file in `TEMPLATES`."""
+    while not (TEMPLATES / f"{name}.md.jinja").is_file() and "-" in name:
+        name = name.rpartition("-")[0]
+    return f"{name}.md.jinja"
 
 
 def read(name: str, folder: Path = DOCS) -> Any:
@@ -76,7 +85,7 @@ def _context(name: str, figures: Any) -> dict[str, Any]:
         from scripts.peers.report import page_context
 
         return page_context(figures)
-    return dict(figures)
+    return {**figures, "page": name}
 
 
 def _performance(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

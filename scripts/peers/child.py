@@ -38,7 +38,7 @@ from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
 from scripts.peers.files import end_id, make_file
 from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
-from scripts.peers.ours import OurDecoder, OurJob, open_parts
+from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
 from scripts.peers.sight import FORMS, HuggingFaceSight, OurSight, measure_sight
@@ -109,6 +109,8 @@ def _measured(task: Task, figures: list[Figure], *, send: Callable[[Figure], Non
     if task.only_files:
         _file(task)
         return Reply()
+    if task.engine.tuning or task.device != "cpu":  # tasks before this one may have used another
+        use_tuning(task.engine.tuning or "measured")
     started = time.perf_counter()
     opened = OPENERS[task.engine.section, task.engine.program](task)
     gc.collect()  # frees plain weights that packed ones have replaced

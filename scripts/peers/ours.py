@@ -27,6 +27,13 @@ from scripts.peers.sizes import JOB_ENDS, NUM_PROMPT_TOKENS, prompt_ids
 from scripts.peers.weights import random_weights
 
 
+def use_tuning(name: str) -> None:
+    """Compute all products of this process on a GPU as `triton_calls.TUNINGS` has it under this name."""
+    from llama_adapter.runtime.devices import triton_calls
+
+    triton_calls.tuning = triton_calls.TUNINGS[name]
+
+
 def open_parts(
     decoder: DecoderConfig, vision: VisionConfig, engine: table.Engine, *, num_rows: int, device: str
 ) -> Parts:
@@ -36,10 +43,6 @@ def open_parts(
     because their figures would be those of floats.
     """
     backend, dtype, precision = open_backend(device), DTYPES[engine.dtype], engine.precision
-    if engine.tuning:  # for the whole process, which measures this engine alone
-        from llama_adapter.runtime.devices import triton_calls
-
-        triton_calls.tuning = triton_calls.TUNINGS[engine.tuning]
     if not backend.computes_in(precision, dtype):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
     mode = engine.mode if backend.capabilities.graph_modes else EAGER

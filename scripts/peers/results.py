@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from scripts.peers.gpus import GPUS
 from scripts.peers.table import Device
 
-GPUS = ("h100",)
 PROCESSORS = ("", "zen3", "zen4", *GPUS)  # of pages; without a name, that of docs/peers.md
 INSTRUCTIONS = ("best", "avx2")  # instruction sets that programs may use
 Key = tuple[str, str, str, int, int, str]

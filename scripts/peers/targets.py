@@ -110,7 +110,7 @@ _AVX2: tuple[Target, ...] = (
 _LARGE = ("7B", "1B")
 _COMPILED = ("hf-bfloat16-compiled",)
 _PICTURES = (*BATCH_SIZES, 64, 256)
-_GPU: tuple[Target, ...] = (
+_GPU: tuple[Target, ...] = (  # set for an NVIDIA H100
     *_targets("decode", "ours-bfloat16", ("hf-bfloat16",), _LARGE, {1: 1.8}),
     *_targets("prefill", "ours-bfloat16", ("hf-bfloat16",), _LARGE, _all(1.0)),
     *_targets("decode", "ours-bfloat16", _COMPILED, _LARGE, _all(1.0)),

@@ -102,7 +102,7 @@ def test_timeout_is_a_finding_at_its_place(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_campaign_counts_inputs_and_keeps_new_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--minutes", "0.03", "--target", "wire-reply", "--folder", str(tmp_path)]
+    flags = ["--minutes", "0.05", "--target", "wire-reply", "--folder", str(tmp_path)]
 
     assert main(["run", *flags]) == 0
 

@@ -1,18 +1,18 @@
 """The round of measurements on a GPU, rehearsed on the CPU; what a second call runs."""
 
 import dataclasses
-import io
 import json
 from collections.abc import Iterator
-from contextlib import closing, redirect_stdout
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from scripts import bench_peers, gpu_round, gpu_trace
+from scripts import bench_peers, gpu_round
 from scripts.gpu_round import TESTS, Outcome, State, Step, left, main, steps
 from scripts.peers import rounds
-from scripts.peers.processes import Children
+from scripts.peers.gpus import GPUS
+from scripts.peers.processes import Children, _group
 from scripts.peers.rounds import Plan
 from scripts.peers.table import Reply, Task
 
@@ -37,8 +37,8 @@ def test_a_call_runs_the_tests_then_what_never_ended_then_what_failed(
     assert left(["a", "b", "c", TESTS], {TESTS: PASSED, **outcomes}) == expected
 
 
-def told(out: Path) -> dict[str, tuple[str, list[str]]]:
-    rows = json.loads((out / "gpu-round.json").read_text(encoding="utf-8"))["steps"]
+def told(out: Path, *, gpu: str = "h100") -> dict[str, tuple[str, list[str]]]:
+    rows = json.loads((out / f"gpu-round-{gpu}.json").read_text(encoding="utf-8"))["steps"]
     return {row["name"]: (row["state"], row["lines"]) for row in rows}
 
 
@@ -47,12 +47,12 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "there"
-    fails = f"import pathlib, sys; print('no file'); sys.exit(not pathlib.Path({str(file)!r}).exists())"
+    fails = f"import pathlib, sys; print(*range(20), sep='\\n'); sys.exit(not pathlib.Path({str(file)!r}).exists())"
 
-    def made_up(*, toy: bool, out: Path) -> tuple[Step, ...]:
+    def made_up(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
         programs = {"fails": fails, "is cut": "print('round 1: the time is over')", "passes": "print('done')"}
         made = [Step(name=name, about=name, command=("-c", text), least_s=0.0) for name, text in programs.items()]
-        measures = ("-c", "import sys; print(sys.argv[1:])", "--device", "cuda")
+        measures = ("-c", "import sys; print(*range(34), sys.argv[1:], sep='\\n')", "--device", "cuda")
         return *made, Step(name="measures", about="and is shown", command=measures, least_s=0.0, is_shown=True)
 
     monkeypatch.setattr(gpu_round, "steps", made_up)
@@ -62,19 +62,20 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     file.touch()
     second = main(["1", "--rehearse", "--out", str(tmp_path)])
 
-    cut = ("cut", ["round 1: the time is over"])
+    cut, last = ("cut", ["round 1: the time is over"]), [str(number) for number in range(8, 20)]
     assert (first, second) == (1, 1)
-    state, [line] = after_first.pop("measures")
+    measures = state, [*numbers, line] = after_first.pop("measures")
+    assert numbers == [str(number) for number in range(34)]
     assert (state, line.rpartition(" ")[0]) == ("passed", "['--device', 'cuda', '--limit',")
     assert 1 <= int(line.rpartition(" ")[2].strip("']")) <= 60
-    assert after_first == {"fails": ("failed", ["no file"]), "is cut": cut, "passes": ("passed", [])}
+    assert after_first == {"fails": ("failed", last), "is cut": cut, "passes": ("passed", [])}
     assert told(tmp_path) == {
         "fails": ("passed", []),
         "is cut": cut,
         "passes": ("passed", []),
-        "measures": (state, [line]),  # as it was
+        "measures": measures,  # as it was
     }
-    assert "| is cut | is cut | cut |" in (tmp_path / "gpu-round.md").read_text(encoding="utf-8")
+    assert "| is cut | is cut | cut |" in (tmp_path / "gpu-round-h100.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,10 @@ class Lent:
         if task.engine.section != "machine":
             return self._children(task)
         if task.size not in self._ceilings:
-            self._ceilings[task.size] = self._children(task)
+            self._ceilings[task.size] = reply = self._children(task)
+            assert reply.problem == "", reply.reason
+            assert reply.figures
+            assert all(figure.rate > 0 for figure in reply.figures)
         return self._ceilings[task.size]
 
     def close(self) -> None:
@@ -106,27 +110,25 @@ def test_the_round_rehearses_on_the_cpu(children: Children, tmp_path: Path, monk
     run_program, lent, ran = gpu_round._run, Lent(children), set[tuple[str, ...]]()
 
     def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
-        """Run the tests as a program, and the others in this process, with the same children.
+        """Run the tests and the trace as programs, and the others in this process, with the same children.
 
         At toy size, 7B and 1B are the same command, which is run once.
         """
-        if step.name == TESTS:
+        if step.name in (TESTS, "trace"):
             return run_program(step, left_s, toy=toy)
         if step.command in ran:
             return "passed", 0.0, ()
         ran.add(step.command)
-        (flag, program, *flags), said = step.command, io.StringIO()
-        assert (flag, program) == ("-m", "scripts.gpu_trace" if step.is_shown else "scripts.bench_peers")
-        with redirect_stdout(said):
-            code = gpu_trace.main(flags) if step.is_shown else bench_peers.main([*flags, "--limit", f"{left_s:.0f}"])
-        return "failed" if code else "passed", 0.0, tuple(said.getvalue().splitlines()) if step.is_shown else ()
+        flag, program, *flags = step.command
+        assert (flag, program) == ("-m", "scripts.bench_peers")
+        return "failed" if bench_peers.main([*flags, "--limit", f"{left_s:.0f}"]) else "passed", 0.0, ()
 
     monkeypatch.setattr(gpu_round, "_run", run)
     monkeypatch.setattr(rounds, "Children", lambda: lent)
 
     code = main(["600", "--rehearse", "--out", str(tmp_path)])
 
-    names = [step.name for step in steps(toy=False, out=tmp_path)]
+    names = [step.name for step in steps("h100", toy=False, out=tmp_path)]
     assert {name: state for name, (state, _) in told(tmp_path).items()} == dict.fromkeys(names, "passed")
     assert code == 0
     assert [line.split(" | ")[0] for line in told(tmp_path)["trace"][1] if " | " in line] == [
@@ -140,12 +142,39 @@ def test_the_round_rehearses_on_the_cpu(children: Children, tmp_path: Path, monk
     assert "### Decode, tiny, 1 thread on the host" in page
 
 
-def test_the_page_is_of_one_kind_of_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("scripts.gpu_round.torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("scripts.gpu_round.torch.cuda.get_device_name", lambda index: "NVIDIA H200")
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_pages_are_those_of_the_gpu_that_is_there(
+    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, commands = f"NVIDIA {gpu.upper()}", list[tuple[str, ...]]()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: name)
+
+    def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
+        commands.append(step.command)
+        return "passed", 1.0, ()
+
+    monkeypatch.setattr(gpu_round, "_run", run)
+    monkeypatch.setattr(gpu_round, "unpack", lambda: None)
+
+    assert main(["600", "--out", str(tmp_path)]) == 0
+
+    assert commands == [step.command for step in steps(gpu, toy=False, out=tmp_path)]
+    measured = [command for command in commands if "scripts.bench_peers" in command]
+    assert {command[command.index("--processor") + 1] for command in measured} == {gpu}
+    assert {path.stem for path in tmp_path.iterdir()} == {f"gpu-round-{gpu}"}
+    page = (tmp_path / f"gpu-round-{gpu}.md").read_text(encoding="utf-8")
+    assert f"[the page of the {name}](peers-{gpu}.md)" in page
+    assert f"| passed | 1 | {name} |" in page
+
+
+def test_without_such_a_gpu_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     assert main(["1"]) == 2
-    assert "the page is of an NVIDIA H100" in capsys.readouterr().err
+    assert "pages are of an NVIDIA H100 or H200, and torch" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -164,4 +193,5 @@ def test_the_engines_of_a_gpu_run_in_one_process(children: Children, tmp_path: P
             (task.engine.name, *rung) for rung in task.rungs
         ]
     assert all(figure.rate > 0 for reply in replies for figure in reply.figures)
-    assert [name for name in children._children if "vision" not in name] == [" "]  # encoders have another one
+    assert {_group(task) for task in tasks if task.engine.section == "job"} == {" "}
+    assert set(children._children) <= {" ", " vision"}  # encoders have a process of their own

@@ -8,7 +8,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from scripts.common import DOCS
-from scripts.pages.render import PAGES, read, render, save_part
+from scripts.pages.render import PAGES, TEMPLATES, read, render, save_part, template_of
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -16,8 +16,8 @@ def test_the_committed_page_is_that_of_the_committed_figures(name: str) -> None:
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == render(name, read(name))
 
 
-def test_every_file_of_figures_has_a_template() -> None:
-    assert {path.stem for path in DOCS.glob("*.json")} == set(PAGES)
+def test_every_template_has_a_page() -> None:
+    assert {template_of(name) for name in PAGES} == {path.name for path in TEMPLATES.glob("*.md.jinja")}
 
 
 def test_a_missing_figure_is_an_error() -> None:

@@ -40,6 +40,7 @@ def results(
     mode: str = "eager",
     precision: Any = FLOAT,
     num_requests: int = NUM_REQUESTS,
+    num_tokens: int = 4,
 ) -> dict[str, Any]:
     toy = toy_decoder(config)
     state = convert_precision(toy.state_dict(), toy, dtype=dtype, wanted=precision)
@@ -48,7 +49,7 @@ def results(
     prompts = toy_prompts(num_requests)
     prefixes = engine.project_prefix(toy_visual_queries(num_requests, config=config))
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
-        sampling = SamplingParams(max_new_tokens=4 + index)
+        sampling = SamplingParams(max_new_tokens=num_tokens + index)
         engine.submit(GenerateRequest(id=index, prompt_ids=prompt, prefix=prefix, sampling=sampling))
     continuations = ((5, 6), (7,), (8, 9, 10))
     engine.submit(ScoreRequest(id=90, prompt_ids=prompts[-1], prefix=prefixes[-1], continuations=continuations))

@@ -60,7 +60,7 @@ def product(
     sizes |= {"BLOCK_ROWS": blocks.rows, "BLOCK_OUT": blocks.outputs, "BLOCK_IN": blocks.inputs}
     sizes["SPLITS"] = 2 if blocks.programs > 1 else 1
     options = {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    return f"{bits} bits {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
+    return f"{bits} bits {pointer} {blocks} {flags}", shared_bytes(kernels.linear, capability, types, sizes, **options)
 
 
 def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
@@ -78,6 +78,9 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
             flags = STEP if blocks.rows == 16 else MANY_ROWS if bits == 8 else MANY_ROWS_IN_EIGHTHS
             constants = flags | {"IN_EIGHTHS": bits == 4, "DEPENDENT": True}
             yield product(capability, pointer, bits, weight, scale, blocks, constants)
+    if capability >= HOPPER:  # float16 has an assembly of its own
+        constants = STEP | {"IN_EIGHTHS": True, "DEPENDENT": True}
+        yield product(capability, "*fp16", 4, *stored[4], PROPOSED.blocks[4][0], constants)
     heads = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
     types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
     types |= dict.fromkeys(("softmax_scale", "eps", "cap"), number)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,10 +11,15 @@ from typing import Any
 
 import pytest
 
+from llama_adapter.runtime.devices import triton_calls
+from llama_adapter.runtime.devices.triton_calls import TUNINGS, Tuning
 from scripts.bench_peers import load, main, save
+from scripts.common import ROOT
 from scripts.pages.render import render
 from scripts.peers.child import OPENERS, answer
+from scripts.peers.gpus import gpu_here
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
+from scripts.peers.packages import MissingPackage
 from scripts.peers.processes import Child, run_child
 from scripts.peers.report import share_of
 from scripts.peers.results import Missing, Results, Row
@@ -362,24 +368,86 @@ def test_a_run_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [len(one.rows) for one in kept] == [1, 1]
 
 
-def test_page_of_a_gpu_names_it_and_its_targets() -> None:
-    gpu = {"gpu": "NVIDIA H100", "driver": "", "cuda": "13.0", "cpu": "a processor"}
+@pytest.mark.parametrize(("processor", "name"), [("h100", "NVIDIA H100"), ("h200", "NVIDIA H200")])
+def test_page_of_a_gpu_names_it_and_its_targets(processor: str, name: str) -> None:
+    gpu = {"gpu": name, "driver": "", "cuda": "13.0", "cpu": "a processor"}
     rows = [
         *(row(name, (rate,), size="7B") for name, rate in (("ours-bfloat16", 120.0), ("hf-bfloat16", 60.0))),
         *(row(name, (rate,), part="ceiling", size="7B") for name, rate in (("read", 3e12), ("matmul-bfloat16", 8e14))),
     ]
-    found = replace(results(*rows), runs={"first": gpu}, processor="h100")
+    found = replace(results(*rows), runs={"first": gpu}, processor=processor)
 
     page = render(found.page, asdict(found))
 
     assert "| 7B decode, batch 1 | ours-bfloat16 | hf-bfloat16 | 1.8x | 2.00x | met |" in page
     assert "| 7B decode, batch 1 | ours-bfloat16 | 80% of bandwidth | 5" in page
-    assert "NVIDIA H100, driver unknown, CUDA 13.0; a processor" in page
+    assert page.startswith(f"# Comparison with other programs, {name}\n")
+    assert f"--processor {processor}`" in page
+    assert "- **Goals**: targets and wanted shares were set for an NVIDIA H100.\n" in page
+    assert f"{name}, driver unknown, CUDA 13.0; a processor" in page
 
 
-@pytest.mark.parametrize("flags", ["--device cuda", "--device cuda --processor zen4", "--processor h100"])
-def test_the_page_must_be_one_of_the_device(flags: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--device cuda", "--processor (none) is no page of --device cuda"),
+        ("--device cuda --processor zen4", "--processor zen4 is no page of --device cuda"),
+        ("--processor h100", "--processor h100 is no page of --device cpu"),
+        ("--device cuda --processor h100", "--processor h100, and the GPU here is h200"),
+    ],
+)
+def test_the_page_must_be_one_of_the_device(
+    flags: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("scripts.bench_peers.gpu_here", lambda: "h200")
+
     assert main([*flags.split(), "--out", str(tmp_path)]) == 2
+    assert f"error: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_program_ends_with_its_exit_code() -> None:
+    command = [sys.executable, "-m", "scripts.bench_peers", "--processor", "h100"]
+
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H200 NVL", "h200"),
+        ("NVIDIA GH200 480GB", ""),  # another memory
+        ("NVIDIA A100-SXM4-80GB", ""),
+        (None, ""),
+    ],
+)
+def test_gpus_with_pages_are_known_by_their_names(
+    name: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: name is not None)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: name)
+
+    assert gpu_here() == found
+
+
+def test_a_task_on_a_gpu_uses_its_tuning_and_not_that_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Tuning] = []
+
+    def opened(task: Task) -> None:
+        used.append(triton_calls.tuning)
+        raise MissingPackage("no GPU")
+
+    engines = ("ours-int4-proposed", "ours-int4", "ours-int4-dependent", "hf-bfloat16")
+    monkeypatch.setattr(triton_calls, "tuning", triton_calls.MEASURED)  # which it is again afterwards
+    for program in ("ours", "hf-dynamic"):
+        monkeypatch.setitem(OPENERS, ("decode", program), opened)
+
+    for name in engines:
+        answer(replace(TASK, engine=chosen_engines([name], "decode", "cuda")[0]))
+
+    assert used == [TUNINGS[name] for name in ("proposed", "measured", "dependent", "measured")]
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:
