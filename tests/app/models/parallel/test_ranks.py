@@ -168,7 +168,9 @@ def test_prefixes_that_nobody_needs_are_released_on_all_ranks(pair: Captioner, m
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}]
+    "variables",
+    [{}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}],
+    ids=["its own ranks", "torchrun"],
 )
 def test_a_second_group_in_one_process_is_refused(
     variables: dict[str, str], pair: Captioner, monkeypatch: pytest.MonkeyPatch
