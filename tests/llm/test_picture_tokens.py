@@ -151,15 +151,17 @@ class Wire(Channel):
         return values.view(shape)
 
 
+def leading(runner: Any, wire: Wire) -> LeadingRunner:
+    return LeadingRunner(
+        runner, wire, explain=lambda error: LlamaAdapterError(str(error)), watching=contextlib.nullcontext
+    )
+
+
 def test_other_ranks_get_the_embeddings_of_each_prompt() -> None:
     engine, embedding = open_engine("plain")
     own = engine._runner
     wire, plans = Wire(), list[Any]()
-
-    def watched() -> Any:
-        return contextlib.nullcontext()
-
-    leader = LeadingRunner(own, wire, explain=lambda error: LlamaAdapterError(str(error)), watching=watched)
+    leader = leading(own, wire)
     prefix = leader.empty_prefix()
     one, two = (PictureTokens(start=n, embeddings_SD=embedding[n : n + 2], digest=str(n)) for n in (1, 5))
     prompts = [(1, *[PLACEHOLDER] * 8), (1, 2), (1, *[PLACEHOLDER] * 4)]
@@ -181,3 +183,24 @@ def test_other_ranks_get_the_embeddings_of_each_prompt() -> None:
         assert [tuple(shown) for shown in plan.pictures] == pictures  # places and digests
         for shown, given in zip(itertools.chain(*plan.pictures), (one, two, one), strict=True):
             assert torch.equal(shown.embeddings_SD, given.embeddings_SD)
+
+
+def test_an_error_of_the_first_rank_is_explained_and_later_calls_raise_it_again() -> None:
+    """It has no cause, with which the captioner might retry."""
+
+    class Failing:
+        def reset(self) -> None:
+            raise ZeroDivisionError("of the first rank")
+
+    wire = Wire()
+    leader = leading(Failing(), wire)
+    caught = list[LlamaAdapterError]()
+    for _ in range(2):
+        with pytest.raises(LlamaAdapterError, match="of the first rank") as raised:
+            leader.reset()
+        caught.append(raised.value)
+    first, second = caught
+    assert first is second
+    assert (first.__cause__, first.__context__) == (None, None)
+    assert len(wire.sent) == 1, "the others got no second call"
+    assert not leader.is_usable

@@ -73,10 +73,10 @@ class RankGroup:
                 f"This process is rank {place.rank} of {place.size} of torchrun, and a captioner leads them as rank 0",
                 hint="start a command of llama-adapter with torchrun, or Python without it: it starts its own ranks",
             )
+        require_no_group()
         try:
             if place is None:
                 check()
-                require_no_group()
                 self._store, self._seen = self._start_ranks(spec)
             else:
                 self._store = environment_store(place, timeout_s=spec.parallel_timeout)

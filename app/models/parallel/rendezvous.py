@@ -103,10 +103,9 @@ def join(
 ) -> tuple[Ranks, Channel]:
     """Join the process groups for the devices and for commands; returns when all ranks have joined.
 
-    Raises CollectiveError, and UsageError if a group exists already.
+    This process must not be in a group yet. Raises CollectiveError.
     """
     rank, size = place.rank, place.size
-    require_no_group()
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     library, timeout = LIBRARIES[collectives], timedelta(seconds=timeout_s)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,11 @@ def main(dtype: str, *models: str) -> None:
         if not child:
             try:
                 load(source, dtype, precision)
-                os._exit(0)
-            finally:
+            except BaseException:  # no further model is loaded in this process
+                traceback.print_exc()
+                sys.stderr.flush()
                 os._exit(1)
+            os._exit(0)
         if os.waitpid(child, 0)[1] != 0:
             sys.exit(f"{source} in {precision} was not loaded")
 

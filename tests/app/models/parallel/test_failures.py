@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from llama_adapter import Captioner
 from llama_adapter.app.models.parallel import group as group_module
-from llama_adapter.app.models.parallel import rendezvous
+from llama_adapter.app.models.parallel import rank_process, rendezvous
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched, launched
@@ -25,7 +25,7 @@ from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
 from tests.app.command import Run
-from tests.app.models.parallel.processes import children, listening
+from tests.app.models.parallel.processes import listening
 
 ROOT = Path(__file__).parents[4]
 SAMPLES = sorted(sample_pictures().glob("*.png"))[:6]
@@ -58,15 +58,21 @@ def assert_ended(processes: list[Any]) -> None:
     assert not dist.is_initialized()
 
 
+def starving(descriptor: str, started: str) -> None:
+    """A rank process that gets no more memory when it begins to load. Earlier, while it joins, it needs some."""
+    stream = rank_process.stream_model
+
+    def starved(*arguments: Any, **options: Any) -> Any:
+        starve(os.getpid())
+        return stream(*arguments, **options)
+
+    rank_process.stream_model = starved
+    rank_process.main(descriptor, started)
+
+
 @pytest.mark.slow
 def test_a_rank_without_memory_for_its_share_is_named(processes: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    load = RankGroup.load
-
-    def starved(self: RankGroup, *arguments: Any, **options: Any) -> None:
-        starve(processes[0].pid)
-        load(self, *arguments, **options)
-
-    monkeypatch.setattr(RankGroup, "load", starved)
+    monkeypatch.setattr(group_module, "ENTRY", f"{__name__}:{starving.__name__}")
     with pytest.raises(RankError, match=r"^Rank 1 of 2 \(process \d+\) failed: The memory is not enough") as caught:
         Captioner.load(tensor_parallel=2)
     assert describe(caught.value).exit_code == ExitCode.FAILED
@@ -77,19 +83,25 @@ def test_a_rank_without_memory_for_its_share_is_named(processes: list[Any], monk
 def test_ranks_that_find_no_way_to_each_other_say_so_and_one_without_memory_for_a_step_is_named(
     processes: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
-    monkeypatch.setattr(group_module, "_NAMING_S", 0.1)
-    with pytest.raises(RankError, match=r"^The 2 ranks of the decoder cannot reach each other: .*nosuch0"):
-        Captioner.load(tensor_parallel=2)
+    with monkeypatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+        patch.setattr(group_module, "_NAMING_S", 0.1)
+        with pytest.raises(RankError, match=r"^The 2 ranks of the decoder cannot reach each other: .*nosuch0"):
+            Captioner.load(tensor_parallel=2)
     assert_ended(processes)
-    monkeypatch.undo()
     with Captioner.load(tensor_parallel=2, batch_size=6) as captioner:
-        [rank] = children(captioner)
         assert captioner.caption(SAMPLES[0]).error is None, "others can meet after that"
-        starve(rank.pid)
+        starve(processes[-1].pid)
         with pytest.raises(RankError, match=r"^Rank 1 of 2 \(process \d+\) failed: The memory is not enough"):
             captioner.generate(SAMPLES, LONG)
-    assert_ended([rank])
+    assert_ended(processes)
+
+
+def test_an_error_of_the_first_rank_is_named() -> None:
+    group = RankGroup.__new__(RankGroup)
+    group.size, group._children, group._step_watch = 2, {}, None
+    failure = group.explain(ZeroDivisionError("division by zero"))
+    assert failure.message == "Rank 0 of 2 failed: Unexpected ZeroDivisionError: division by zero"
 
 
 class Ended(ChildProcess):
