@@ -10,13 +10,18 @@ _PROMPTS = re.compile(r"(?m)^\$[^\S\n]|^([^\S\n]*>)(?=[^\S\n]+--|[^\S\n].*\\[^\S
 _PROMPT = "\ue000"  # replaces that `>`
 _BLANKS = rf" \t\r\u00a0{_PROMPT}"
 _CONTINUED = r"\\(?:[^\S\n]+#[^\n]*|[^\S\n]*)\n"  # pages have comments there
-_TEXT = rf"""(?:[^{_BLANKS}\n\\'";&|<>]|(?<=\w)&(?=\w)|'[^']*'|"(?:[^"\\]|\\.)*"|(?!{_CONTINUED})\\.)+"""
-_REDIRECTION = rf"(?:\d*|&)(?:>[>|&]?|<[<&]*)(?:[{_BLANKS}]|{_CONTINUED})*{_TEXT}"
+_TEXT = rf"""(?:[^{_BLANKS}\n\\'";&|<>]|'[^']*'|"(?:[^"\\]|\\.)*"|(?!{_CONTINUED})\\.)+"""
+_DIRECTED = rf"(?:\d*|&)(?:>[>|&]?|<[<&]*)(?:[{_BLANKS}]|{_CONTINUED})*"
+_REDIRECTION = rf"{_DIRECTED}(?:[<>]\([^)]*\)|(?!\(){_TEXT})"
+# A placeholder `<path>`, an option as the target, and a prompt `>` before a text.
+_UNCLEAR = rf"<\w[^\s<>]*>|{_DIRECTED}[-—–−]+[a-zA-Z][\w.-]*|{_CONTINUED}[{_BLANKS}]*>[{_BLANKS}]+['\"]"
 _PART = re.compile(
-    rf"{_CONTINUED}|#[^\n]*|{_REDIRECTION}|(?P<gap>[{_BLANKS}]+|[;&|\n]+)|(?P<word>{_TEXT})|(?P<wrong>.)", re.DOTALL
+    rf"(?s)(?P<unclear>{_UNCLEAR})|{_CONTINUED}|#[^\n]*|{_REDIRECTION}"
+    rf"|(?P<gap>[{_BLANKS}]+|[;&|\n]+)|(?P<word>{_TEXT})|(?P<wrong>.)"
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
-_COPIED = re.compile(r"[—–]+-*[a-zA-Z][\w.-]*(=.*)?|“[^”\s]*|‘[^’\s]*")
+_COPIED = re.compile(r"-?[—–−]+-*[a-zA-Z][\w.-]*(=.*)?|“[^”\s]*|‘[^’\s]*")
+_BEFORE_OPTION = re.compile(r"\A(?!--)\W*[-—–−]{2,}[a-zA-Z]|(?:[^\S \t\r\n]|\u200b)--[a-zA-Z]")
 
 
 class Word(NamedTuple):
@@ -25,7 +30,7 @@ class Word(NamedTuple):
     text: str
     line: int | None = None  # in a file
     gap: str = ""  # blanks, ends of lines and `;`, `&`, `|` before it
-    is_quoted: bool = False  # in a file
+    bare: str | None = None  # in a file: the word with `"` in place of each quoted text
 
 
 def place(source: str, line: int | None) -> str:
@@ -36,20 +41,24 @@ def place(source: str, line: int | None) -> str:
 def split_words(text: str, *, source: str, line: int | None = 1) -> list[Word]:
     """The words of a command line, which may have several lines. `line` is the number of the first.
 
-    Redirections and comments are no words. Raises UsageError for a quote without its end.
+    Redirections and comments are no words. Raises UsageError for an open quote and an unclear redirection.
     """
     if prompts := _PROMPTS.search(text):
         text = re.sub(rf"(?m)^{re.escape(prompts[1] or '>')}(?=\s)", _PROMPT, text)
     words: list[Word] = []
     gap = ""
     for part in _PART.finditer(f"{text}\n"):
+        after = None if line is None else line + part[0].count("\n")
+        if part["unclear"]:
+            what = f"`{part[0].split(chr(10))[-1].strip()}` may be a placeholder or after a prompt, and no redirection"
+            raise UsageError(f"{place(source, after)}: {what}", hint="replace `<path>`; begin no line with `>`")
         if part["wrong"]:
             raise UsageError(f"{place(source, line)}: this is no command line: nothing closes or follows `{part[0]}`")
         if part["word"]:
-            words.append(Word(_QUOTED.sub(_unquoted, part[0]), line, gap, is_quoted=bool(_QUOTED.search(part[0]))))
+            words.append(Word(_QUOTED.sub(_unquoted, part[0]), line, gap, _QUOTED.sub('"', part[0])))
             gap = ""
         gap += part["gap"] or ""
-        line = None if line is None else line + part[0].count("\n")
+        line = after
     return words
 
 
@@ -60,14 +69,13 @@ def _unquoted(quoted: re.Match[str]) -> str:
 
 def check_copied(word: Word, source: str) -> None:
     """Raise UsageError for a word in which a page or terminal may have replaced or added characters."""
-    text, line, _, is_quoted = word
+    text, line, bare = word.text, word.line, word.bare or word.text
     if _PROMPT in text or "\\\n" in text:
         what = "a quoted text has several lines, and `>` or `\\` between them may be no part of it"
         raise UsageError(
             f"{place(source, line)}: {what}", hint=r"leave out the prompts `>`, and `\` at the end of a line"
         )
-    if not is_quoted and _COPIED.fullmatch(text):
-        what = f"`{text}` begins with a typographic dash or quote"
-        raise UsageError(f"{place(source, line)}: {what}", hint="write -- or '")
-    if not is_quoted and "\u00a0--" in text:
-        raise UsageError(f"{place(source, line)}: `{text}` has a non-breaking space", hint="write a plain space")
+    if _COPIED.fullmatch(bare) or _BEFORE_OPTION.search(bare):
+        what = f"`{text}` has a typographic dash or quote, or another character than a plain space before `--`"
+        hint = "write --, ' or a plain space; for a text that begins with it write --predict_data='...'"
+        raise UsageError(f"{place(source, line)}: {what}", hint=hint)

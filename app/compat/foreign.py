@@ -33,6 +33,7 @@ class _Script(NamedTuple):
     places: Mapping[str, str] = {}  # options and the keys of the YAML that they replace
 
 
+_AFTER = ("fi", "done", "wait", "echo", "exit", "}")  # words of a shell that may begin the line after the command
 _SEVERAL = ("predict_data", "modal_type", "adapter_id", "options")  # options with several values
 # Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
@@ -131,9 +132,10 @@ def _find_script(words: list[Word], *, source: str) -> tuple[str, list[Word]]:
         after = words[index + 1 :]
         if Path(word.text).name in _SCRIPTS:
             return word.text, [*num_devices, *after]
-        if word.line is None and any(f"{script}\u00a0" in word.text for script in _SCRIPTS):
+        if word.line is None and any(f"{script}\u00a0--" in word.text for script in _SCRIPTS):
             raise UsageError(f"{source}: `{word.text}` has non-breaking spaces", hint="write plain spaces")
-        if len(word.text.split()) > 1 and any(script in word.text for script in _SCRIPTS):
+        around = index > 0 and re.fullmatch(r".*\.sh|-\w*c", words[index - 1].text)
+        if around and any(Path(one).name in _SCRIPTS for one in word.text.split()):
             name, options = _find_script(split_words(word.text, source=source, line=word.line), source=source)
             if name:
                 rest = [*takewhile(lambda one: not re.search(r"[;&|\n]", one.gap), after)]  # a number, a port, a folder
@@ -193,17 +195,17 @@ def _read_options(words: list[Word], places: Mapping[str, str], *, source: str) 
     options = Table()
     table, name = options, ""  # the option that a value may follow
     for word in words:
-        text, line, gap, is_quoted = word
-        if re.search("[;&|]", gap):
+        text, line, gap, bare = word
+        if gap != "&" and (re.search("[;&|]", gap) or ("\n" in gap and bare in _AFTER)):
             break
         check_copied(word, source)
         several = isinstance(table.get(name), list)
-        if several and table[name]:
-            if "\n" in gap:
-                name, several = "", False
-            elif not is_quoted and {*gap} == {"\u00a0"}:
-                what = f"{place(source, line)}: a non-breaking space is before `{text}`"
-                raise UsageError(what, hint="write a plain space, or quotes around a text that contains it")
+        if gap == "&" or ("\n" in gap and not text.startswith("--")):
+            hint = r"leave it out, or add `\` at the end of the line before; write quotes around a text with `&`"
+            raise UsageError(f"{place(source, line)}: `{text}` begins a new command", hint=hint)
+        if several and table[name] and {*gap} == {"\u00a0"} and not (bare or "").startswith('"'):
+            what = f"{place(source, line)}: a non-breaking space is before `{text}`"
+            raise UsageError(what, hint="write a plain space, or quotes around a text that contains it")
         if text.startswith("--"):
             name, equals, value = text.removeprefix("--").partition("=")
             name = name.replace("-", "_")

@@ -64,8 +64,10 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
 
         assert found.settings["prompt"] == {"prompt": prompt, "raw": True}
         assert found.settings["computation"]["batch_size"] == 4
-    with pytest.raises(UsageError, match=r"run\.sh:2: `echo` belongs to no option"):
-        imported(tmp_path, "run.sh", "python run_mindformer.py --config predict.yaml --predict_data hi\necho done\n")
+    for after in ("echo done", "wait", "fi", "  done < <(ls)", "}", "exit 1", "# the end", "--predict_length 64"):
+        command = 'echo "Example: python run_mindformer.py --predict_data no"\n'
+        command += f"cd x&python run_mindformer.py --config predict.yaml --predict_data hi\n{after}\n"
+        assert imported(tmp_path, "run.sh", command).settings["prompt"]["prompt"] == "hi"
 
 
 @pytest.mark.parametrize(("text", "expected", "told"), yaml.safe_load((SETTINGS / "taken.yaml").read_text()))
@@ -131,16 +133,16 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
         (
             "x.sh",
             "python predictor.py \\\n—dtype=float16 --mode x".encode(),
-            "x.sh:2: `—dtype=float16` begins with a typo",
+            "x.sh:2: `—dtype=float16` has a typo",
         ),
-        ("x.sh", "python predictor.py --a 1 –-dtype float16".encode(), "`–-dtype` begins with a typographic dash"),
+        ("x.sh", "python predictor.py --a 1 –-dtype float16".encode(), "`–-dtype` has a typographic dash"),
         (
             "x.sh",
             "run_mindformer.py --predict_data “I love it”".encode(),
-            "`“I` begins with a typographic dash or quote",
+            "`“I` has a typographic dash or quote",
         ),
-        ("x.sh", "run_mindformer.py --predict_data ‘Twas".encode(), "`‘Twas` begins with a typographic dash or quote"),
-        ("x.sh", "predictor.py --a 1 —max-length 5".encode(), "`—max-length` begins with a typographic dash"),
+        ("x.sh", "run_mindformer.py --predict_data ‘Twas".encode(), "`‘Twas` has a typographic dash or quote"),
+        ("x.sh", "predictor.py --a 1 —max-length 5".encode(), "`—max-length` has a typographic dash"),
         ("x.sh", "predictor.py \\\n--dtype\u3000float16".encode(), "x.sh:2: `--dtype\u3000float16` is no option"),
         (
             "x.sh",
@@ -169,6 +171,28 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
         ("x.sh", b"$ run_mindformer.py --predict_data 'a\n> b'", "x.sh:1: a quoted text has several lines"),
         ("x.sh", b'run_mindformer.py --predict_data "a \\\nb"', "a quoted text has several lines"),
         ("x.sh", b"msrun.sh 'run_mindformer.py --mode 1' 2 --do_sample True", "`--do_sample` follows the quoted line"),
+        ("x.sh", b"run_mindformer.py --load_checkpoint <path> --predict_data hi", "`<path>` may be a placeholder"),
+        ("x.sh", b"run_mindformer.py --predict_data <the text> --mode 1", "`> --mode` may be a placeholder"),
+        ("x.sh", "run_mindformer.py --x <路径>/x".encode(), "`<路径>` may be a placeholder"),
+        (
+            "x.sh",
+            b"$ run_mindformer.py --predict_data hi \\\n>--predict_length 64",
+            "x.sh:2: `>--predict_length` may be",
+        ),
+        ("x.sh", "run_mindformer.py --predict_data hi > —mode 1".encode(), "`> —mode` may be"),
+        ("x.sh", b"me@host:~$ run_mindformer.py --predict_data \\\n> 'hi'", "x.sh:2: `> '` may be .* after a prompt"),
+        ("x.sh", b"run_mindformer.py --predict_data <(cat x)", "nothing closes or follows `<`"),
+        ("x.sh", b"run_mindformer.py --predict_data a&b", "`b` begins a new command"),
+        ("x.sh", b"run_mindformer.py --predict_data hi\npython x.py", "x.sh:2: `python` begins a new command"),
+        ("x.sh", b"run_mindformer.py --predict_data hi\n'echo'", "x.sh:2: `echo` begins a new command"),
+        ("x.sh", b"run_mindformer.py --predict_data hi --do_sample\nTrue", "x.sh:2: `True` begins a new command"),
+        ("x.sh", b"run_mindformer.py --predict_data \n 'hi'", "x.sh:2: `hi` begins a new command"),
+        ("x.sh", 'predictor.py --a 1 —length="64"'.encode(), "`—length=64` has a typographic dash"),
+        ("x.sh", "predictor.py --a 1 −−length 64".encode(), "`−−length` has a typographic dash"),
+        ("x.sh", "predictor.py --a 1 “--length” 64".encode(), "another character than a plain space before `--`"),
+        ("x.sh", "predictor.py --a 1 \u3000--length 64".encode(), "another character than a plain space before `--`"),
+        ("x.sh", "predictor.py --a 1\u200b--length 64".encode(), "another character than a plain space before `--`"),
+        ("x.sh", b"predictor.py --a 1 [--length 64]", "`.--length` has .* another character than a plain"),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -242,7 +266,16 @@ def test_a_copied_line_may_have_prompts_comments_and_other_blanks(tmp_path: Path
     by_shell = import_line(["predictor.py", "--model_name_or_path", "a", "--dtype", "float16", "--batch_size", "2"])
     assert by_shell is not None
     assert by_shell.settings == found.settings
-    for text in ("“你好”\u3000世界", "un\u00a0mot", "“un mot"):
+    for text in (
+        "“你好”\u3000世界",
+        "un\u00a0mot",
+        "“un mot",
+        "Oui\u00a0--",
+        "use --x",
+        "a&b",
+        "<path>",
+        "run export.py",
+    ):
         within = import_line(["run_mindformer.py", "--run_mode", "predict", "--predict_data", text])
         assert within is not None
         assert within.settings["prompt"]["prompt"] == text
@@ -251,11 +284,16 @@ def test_a_copied_line_may_have_prompts_comments_and_other_blanks(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--dtype", "float16", "—batch_size", "2"], "`—batch_size` begins with a typographic dash"),
-        (["—dtype=float16", "--batch_size", "2"], "`—dtype=float16` begins with a typographic dash"),
-        (["--predict_data", "“I", "love", "it”"], "`“I` begins with a typographic dash or quote"),
+        (["--dtype", "float16", "—batch_size", "2"], "`—batch_size` has a typographic dash"),
+        (["—dtype=float16", "--batch_size", "2"], "`—dtype=float16` has a typographic dash"),
+        (["--predict_data", "“I", "love", "it”"], "`“I` has a typographic dash or quote"),
+        (["--predict_data", "'tis", "[--length", "2]"], "`.--length` has .* another character than a plain space"),
+        (["--predict_data", "hi", "\u200b--length", "2"], "another character than a plain space before `--`"),
         (["--dtype\u00a0float16"], "`--dtype\u00a0float16` is no option"),
-        (["--dtype", "float16\u00a0--batch_size", "2"], "`float16\u00a0--batch_size` has a non-breaking space"),
+        (
+            ["--dtype", "float16\u00a0--batch_size", "2"],
+            "`float16\u00a0--batch_size` has .* another character than a plain",
+        ),
     ],
 )
 def test_words_of_a_page_are_refused_on_the_command_line(words: list[str], told: str) -> None:
@@ -273,7 +311,10 @@ def test_words_of_a_page_are_refused_on_the_command_line(words: list[str], told:
         ("hello> \\\n log --predict_length 64&& rm x", "hello", 64),
         ("hello; echo --predict_length 64", "hello", None),
         ("hello | tee --predict_length 64", "hello", None),
-        (r'a&b "cost: \$5 \n" C\#' + " # --predict_length 64", ["a&b", r"cost: $5 \n", "C#"], None),
+        ("hello > >(tee log) 2> >(tee err >&2) --predict_length 64", "hello", 64),
+        ("hello 2>&- --predict_length 64", "hello", 64),
+        ('"R&D" \'<path>\' "> --x" "[--x" \'—Non\'', ["R&D", "<path>", "> --x", "[--x", "—Non"], None),
+        (r'"a&b" "cost: \$5 \n" C\#' + " # --predict_length 64", ["a&b", r"cost: $5 \n", "C#"], None),
     ],
 )
 def test_a_line_is_read_as_by_a_shell(text: str, prompt: str | list[str], length: int | None, tmp_path: Path) -> None:
@@ -492,6 +533,8 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     assert import_line(["demo.py", "predict.sh"]) is None
     assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
     assert import_line(["demo.py", "what don't a.py\u00a0and b.py do?"]) is None
+    for question in ("What's in my_export.py here?", "What's export.py about?", "Que fait export.py\u00a0?"):
+        assert import_line(["python", "demo.py", question]) is None
 
 
 @pytest.mark.parametrize(
