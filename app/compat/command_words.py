@@ -14,7 +14,7 @@ _TEXT = rf"""(?:[^{_BLANKS}\n\\'";&|<>]|'[^']*'|"(?:[^"\\]|\\.)*"|(?!{_CONTINUED
 _DIRECTED = rf"(?:\d*|&)(?:>[>|&]?|<[<&]*)(?:[{_BLANKS}]|{_CONTINUED})*"
 _REDIRECTION = rf"{_DIRECTED}(?:[<>]\([^)]*\)|(?!\(){_TEXT})"
 # A placeholder `<path>`, an option as the target, and a prompt `>` before a text.
-_UNCLEAR = rf"<\w[^\s<>]*>|{_DIRECTED}[-—–−]+[a-zA-Z][\w.-]*|{_CONTINUED}[{_BLANKS}]*>[{_BLANKS}]+['\"]"
+_UNCLEAR = rf"<\w[^\s<>]*>|{_DIRECTED}[-—–−]+[a-zA-Z][\w.-]*|{_CONTINUED}[{_BLANKS}]*>[{_BLANKS}]+['\"](?!\$)"
 _PART = re.compile(
     rf"(?s)(?P<unclear>{_UNCLEAR})|{_CONTINUED}|#[^\n]*|{_REDIRECTION}"
     rf"|(?P<gap>[{_BLANKS}]+|[;&|\n]+)|(?P<word>{_TEXT})|(?P<wrong>.)"

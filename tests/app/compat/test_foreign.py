@@ -333,6 +333,7 @@ def test_a_line_is_read_as_by_a_shell(text: str, prompt: str | list[str], length
         (["--predict_data", '> "hello"', "> --run_mode predict"], "hello"),
         (["--predict_data hello", "> log.txt"], "hello"),
         (["--predict_data hello", "  > log.txt", "2>&1"], "hello"),
+        (["--predict_data hello", '  > "$LOG" 2>&1'], "hello"),
         (["--predict_data hello\u3000world"], "hello\u3000world"),
     ],
 )
