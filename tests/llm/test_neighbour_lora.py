@@ -90,7 +90,11 @@ def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Pat
         assert change.scale == wanted.changes[name].scale == ALPHA / RANK
         assert torch.equal(change.left_OR, wanted.changes[name].left_OR)
         assert torch.equal(change.right_RI, wanted.changes[name].right_RI)
-    assert torch.equal(found.changes["output.weight"].applied(weight), wanted.changes["output.weight"].applied(weight))
+    # Equal factors with other strides may be multiplied in another order, which rounds differently.
+    applied = [one.changes["output.weight"].applied(weight) for one in (found, wanted)]
+    torch.testing.assert_close(
+        *applied, rtol=0, atol=8 * torch.finfo(torch.float32).eps * float(applied[1].abs().max())
+    )
 
 
 def shard(folder: Path, number: int, *, of: int) -> Path:
