@@ -25,9 +25,10 @@ from tests.llm.toys import toy_decoder
 from tests.runtime.kernels.instruction_sets import library_for
 from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
-# Of inputs, with numbers of outputs. The rows of 9000 are summed in parts.
+# Of inputs, with numbers of outputs. The rows of 9000 are summed in parts, which are larger for many rows.
 SHAPES = [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80)]
 SHAPES += [((7, 4), 130), pytest.param((30, 9000), 70, id="long_rows")]
+SHAPES += [pytest.param((60, 9000), 70, id="many_long_rows")]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
