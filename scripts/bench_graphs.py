@@ -83,7 +83,7 @@ _EXPORT = """
 from pathlib import Path
 from scripts.peers.graphs import export_random
 before_mb, started = peak_mb(), time.perf_counter()
-export_random(Path(sys.argv[1]), sys.argv[2], eos_id=2)
+export_random(Path(sys.argv[1]), sys.argv[2])
 seconds = time.perf_counter() - started
 print(json.dumps({"export_s": round(seconds, 1), "export_mb": round(peak_mb() - before_mb)}), file=sys.stderr)
 """

@@ -268,10 +268,7 @@ def measure_variants(
             answers = {
                 name: captioner.generate(files, max_new_tokens=CAPTION_TOKENS) for name, files in pictures.items()
             }
-            scores = {
-                name: grade([question for _, question in exam.questions], answer_all(captioner, exam))
-                for name, exam in exams.items()
-            }
+            scores = {name: grade(answer_all(captioner, exam)) for name, exam in exams.items()}
         seen = halves.visual_queries(pictures["drawings"])
         forced = [answer.token_ids for answer in (expected[0] if expected else answers)["drawings"]]
         found = halves.answer_logits(seen, forced)

@@ -114,9 +114,9 @@ def old_scores(bundle: Path, *, num_pictures: int) -> dict[str, dict[str, Any]]:
 
 
 def _shares(captioner: Captioner, exam: Exam) -> dict[str, Any]:
-    asked, answers = [question for _, question in exam.questions], answer_all(captioner, exam)
-    right = 1 - len(wrong(asked, answers)) / len(asked)
-    return {"asked": len(asked), "all": round(100 * right, 2), **grade(asked, answers)}
+    answers = answer_all(captioner, exam)
+    right = 1 - len(wrong(answers)) / len(answers)
+    return {"asked": len(answers), "all": round(100 * right, 2), **grade(answers)}
 
 
 PARTS: dict[str, Measure] = {"world": measure_world, "bases": measure_bases}

@@ -108,8 +108,7 @@ def build_decoder(
                 module.take_bias(tensor.to(device))
             continue
         if place == "head" and "output head" in trained:
-            whole = tensor.to(device, torch.float32, copy=True)
-            decoder.register_module("head", AdaptedLinear(whole))
+            decoder.register_module("head", AdaptedLinear(tensor.to(device, torch.float32, copy=True)))
             continue
         if isinstance(module, nn.Linear):
             tensor = tensor.to(device, dtype)

@@ -72,13 +72,9 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_BNSH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q_BNSH, k_BNPH, v_BNPH, _, _ = ctx.saved_tensors
-        return (
-            torch.empty_like(q_BNSH, memory_format=torch.contiguous_format),
-            torch.empty_like(k_BNPH, memory_format=torch.contiguous_format),
-            torch.empty_like(v_BNPH, memory_format=torch.contiguous_format),
-        )
+    def backward(ctx: Any, grad_BNSH: Tensor) -> tuple[Tensor, ...]:
+        inputs = ctx.saved_tensors[:3]
+        return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in inputs)
 
 
 def attend_fused(

@@ -3,8 +3,7 @@
 Inputs are grey pixels, and features of the embedded model's frozen picture tower.
 """
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,10 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from llama_adapter.app.learning.training import yardstick
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.vision.encoder import encoder_from_state
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 
 # N pictures to learn, M pictures to classify, F inputs, K classes, T tokens, C features
@@ -31,7 +32,7 @@ GREY_SIDE = 24  # of the pictures that pixels are taken from
 
 def inputs_of(pictures: Sequence[Image.Image], bundle: Path) -> dict[str, Floats]:
     """The inputs of the baselines by name: arrays (N, F)."""
-    features_NTC = tower_features(pictures, bundle)
+    features_NTC: NDArray[np.float32] = tower_features(pictures, *open_encoder(bundle)).numpy()
     return {
         PIXELS: np.stack([_grey(picture) for picture in pictures]),
         MEAN: features_NTC.mean(axis=1).astype(np.float64),
@@ -39,17 +40,21 @@ def inputs_of(pictures: Sequence[Image.Image], bundle: Path) -> dict[str, Floats
     }
 
 
-@torch.no_grad()
-def tower_features(pictures: Iterable[Image.Image], bundle: Path) -> NDArray[np.float32]:
-    """Features of a bundle's frozen picture tower, float32 (N, T, C)."""
+def open_encoder(bundle: Path) -> tuple[PictureEncoder, PixelRule]:
+    """A bundle's encoder in float32, and the pixels that it reads."""
     model = load_bundle(bundle)
     state = {name: tensor.float() for name, tensor in model.vision_state.items()}
-    encoder = encoder_from_state(model.vision_config, state)
-    rule, features, remaining = model.vision_config.clip.pixels, [], iter(pictures)
-    while some := list(itertools.islice(remaining, _AT_ONCE)):
-        pixels_BHWC = np.stack([preprocess(one, rule=rule) for one in some])
-        features.append(encoder.features(torch.from_numpy(pixels_BHWC)).numpy())
-    return np.concatenate(features)
+    return encoder_from_state(model.vision_config, state), model.vision_config.clip.pixels
+
+
+@torch.no_grad()
+def tower_features(pictures: Sequence[Image.Image], encoder: PictureEncoder, rule: PixelRule) -> Tensor:
+    """Features of an encoder's picture tower, float32 (N, T, C)."""
+    features = []
+    for at in range(0, len(pictures), _AT_ONCE):
+        pixels_BHWC = np.stack([preprocess(one, rule=rule) for one in pictures[at : at + _AT_ONCE]])
+        features.append(encoder.features(torch.from_numpy(pixels_BHWC)))
+    return torch.cat(features)
 
 
 def accuracies(

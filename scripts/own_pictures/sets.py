@@ -5,9 +5,9 @@ The same seed gives the same pictures, and the first pictures of a class do not 
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Part:
     labels_N: NDArray[np.int64]  # indices of `classes`
 
 
-def digits(seed: int, each: int = PER_CLASS) -> list[Labelled]:
+def digits(seed: int, each: int) -> list[Labelled]:
     """Scans of handwritten digits of 8 x 8 pixels, enlarged."""
     scans = load_scans()
     found = []
@@ -74,71 +74,54 @@ def digits(seed: int, each: int = PER_CLASS) -> list[Labelled]:
     return found
 
 
-def crops(seed: int, each: int = PER_CLASS) -> list[Labelled]:
-    """Details of ten photographs, turned and in another light. The class is the photograph."""
-    found = []
-    for name, rng in _classes(PHOTOGRAPHS, seed):
-        whole = photograph(name)
-        shorter = min(whole.size)
-        for _ in range(each):
-            side = between(rng, shorter // 4, shorter // 2)
-            turned = _square(whole, side, rng).rotate(rng.uniform(-20, 20), resample=_BICUBIC)
-            light = ImageEnhance.Brightness(turned).enhance(rng.uniform(0.6, 1.4))
-            contrast = ImageEnhance.Contrast(light).enhance(rng.uniform(0.7, 1.3))
-            edge = side // 6  # without the black corners that turning leaves
-            inner = contrast.crop((edge, edge, side - edge, side - edge))
-            found.append((inner.resize((_CROP_SIDE, _CROP_SIDE), _BICUBIC), name.partition(".")[0]))
-    return found
+def crop(name: str, rng: np.random.Generator) -> Image.Image:
+    """A detail of a photograph, turned and in another light."""
+    whole = photograph(name)
+    shorter = min(whole.size)
+    side = between(rng, shorter // 4, shorter // 2)
+    turned = _square(whole, side, rng).rotate(rng.uniform(-20, 20), resample=_BICUBIC)
+    light = ImageEnhance.Brightness(turned).enhance(rng.uniform(0.6, 1.4))
+    contrast = ImageEnhance.Contrast(light).enhance(rng.uniform(0.7, 1.3))
+    edge = side // 6  # without the black corners that turning leaves
+    inner = contrast.crop((edge, edge, side - edge, side - edge))
+    return inner.resize((_CROP_SIDE, _CROP_SIDE), _BICUBIC)
 
 
-def characters(seed: int, each: int = PER_CLASS) -> list[Labelled]:
-    """Printed characters in 21 fonts, turned and with noise."""
-    found = []
-    for character, rng in _classes(CHARACTERS, seed):
-        for _ in range(each):
-            paper, ink = between(rng, 150, 255), between(rng, 0, 90)
-            image = Image.new("L", (_CHARACTER_SIDE, _CHARACTER_SIDE), paper)
-            place = (_CHARACTER_SIDE // 2 + between(rng, -12, 12), _CHARACTER_SIDE // 2 + between(rng, -12, 12))
-            font = _font(FONTS[rng.integers(len(FONTS))], between(rng, 40, 72))
-            ImageDraw.Draw(image).text(place, character, font=font, fill=ink, anchor="mm")
-            turned = image.rotate(rng.uniform(-15, 15), fillcolor=paper, resample=_BICUBIC)
-            noisy = _with_noise(turned, rng.uniform(5, 35), rng)
-            found.append((_blurred(noisy, rng.uniform(0, 1.2)).convert("RGB"), character))
-    return found
+def character(letter: str, rng: np.random.Generator) -> Image.Image:
+    """A printed character in one of 21 fonts, turned and with noise."""
+    paper, ink = between(rng, 150, 255), between(rng, 0, 90)
+    image = Image.new("L", (_CHARACTER_SIDE, _CHARACTER_SIDE), paper)
+    place = (_CHARACTER_SIDE // 2 + between(rng, -12, 12), _CHARACTER_SIDE // 2 + between(rng, -12, 12))
+    font = _font(FONTS[rng.integers(len(FONTS))], between(rng, 40, 72))
+    ImageDraw.Draw(image).text(place, letter, font=font, fill=ink, anchor="mm")
+    turned = image.rotate(rng.uniform(-15, 15), fillcolor=paper, resample=_BICUBIC)
+    noisy = _with_noise(turned, rng.uniform(5, 35), rng)
+    return _blurred(noisy, rng.uniform(0, 1.2)).convert("RGB")
 
 
-def tools(seed: int, each: int = PER_CLASS) -> list[Labelled]:
-    """Drawings of tools in front of photographs, in any size, colour and angle."""
-    photographs = [photograph(name) for name in BACKGROUNDS]
-    found = []
-    for kind, rng in _classes(TOOLS, seed):
-        for _ in range(each):
-            behind = photographs[rng.integers(len(photographs))]
-            ground = _square(behind, between(rng, 150, min(behind.size)), rng).resize((_TOOL_SIDE,) * 2, _BICUBIC)
-            ground = ImageEnhance.Brightness(ground).enhance(rng.uniform(0.5, 1.3))
-            tool = draw_tool(kind, rng).rotate(rng.uniform(-40, 40), resample=_BICUBIC)
-            tool = ImageOps.mirror(tool) if rng.random() < 0.5 else tool
-            side = between(rng, 76, 118)
-            tool = tool.resize((side, side), _BICUBIC)
-            ground.paste(tool, (between(rng, 0, _TOOL_SIDE - side), between(rng, 0, _TOOL_SIDE - side)), tool)
-            found.append((ground, kind))
-    return found
+def tool_in_place(kind: str, rng: np.random.Generator) -> Image.Image:
+    """The drawing of a tool in front of a photograph, in any size, colour and angle."""
+    behind = photograph(BACKGROUNDS[rng.integers(len(BACKGROUNDS))])
+    ground = _square(behind, between(rng, 150, min(behind.size)), rng).resize((_TOOL_SIDE,) * 2, _BICUBIC)
+    ground = ImageEnhance.Brightness(ground).enhance(rng.uniform(0.5, 1.3))
+    tool = draw_tool(kind, rng).rotate(rng.uniform(-40, 40), resample=_BICUBIC)
+    tool = ImageOps.mirror(tool) if rng.random() < 0.5 else tool
+    side = between(rng, 76, 118)
+    tool = tool.resize((side, side), _BICUBIC)
+    ground.paste(tool, (between(rng, 0, _TOOL_SIDE - side), between(rng, 0, _TOOL_SIDE - side)), tool)
+    return ground
 
 
-def pages(seed: int, each: int = PER_CLASS) -> list[Labelled]:
-    """Pages and stamps, with the turns, blur, light and noise of a scanner."""
-    found = []
-    for kind, rng in _classes(PAGES, seed):
-        for _ in range(each):
-            turned = draw_page(kind, rng).rotate(rng.uniform(-6, 6), fillcolor=200, resample=_BICUBIC)
-            scale = rng.uniform(0.85, 1.1)
-            sized = turned.resize((int(turned.width * scale), int(turned.height * scale)), _BICUBIC)
-            light = ImageEnhance.Brightness(_blurred(sized, rng.uniform(0, 1.3))).enhance(rng.uniform(0.75, 1.05))
-            found.append((_with_noise(light, rng.uniform(4, 22), rng).convert("RGB"), kind))
-    return found
+def scanned_page(kind: str, rng: np.random.Generator) -> Image.Image:
+    """A page or stamp, with the turns, blur, light and noise of a scanner."""
+    turned = draw_page(kind, rng).rotate(rng.uniform(-6, 6), fillcolor=200, resample=_BICUBIC)
+    scale = rng.uniform(0.85, 1.1)
+    sized = turned.resize((int(turned.width * scale), int(turned.height * scale)), _BICUBIC)
+    light = ImageEnhance.Brightness(_blurred(sized, rng.uniform(0, 1.3))).enhance(rng.uniform(0.75, 1.05))
+    return _with_noise(light, rng.uniform(4, 22), rng).convert("RGB")
 
 
-def signs(folder: Path, seed: int, each: int = PER_CLASS) -> list[Labelled]:
+def signs(folder: Path, seed: int, each: int) -> list[Labelled]:
     """Photographs of hands that sign digits, from `folder` with a sub-folder of pictures for each digit.
 
     They are the Sign Language Digits Dataset by Turkey Ankara Ayranci Anadolu High School (Apache License 2.0; Mavi,
@@ -153,16 +136,23 @@ def signs(folder: Path, seed: int, each: int = PER_CLASS) -> list[Labelled]:
     return found
 
 
+def drawn(names: Iterable[str], draw: Callable[[str, np.random.Generator], Image.Image]) -> Maker:
+    """A set of pictures that are drawn one by one; the class of a file is its name without the suffix."""
+    return lambda seed, each: [
+        (draw(name, rng), name.partition(".")[0]) for name, rng in _classes(names, seed) for _ in range(each)
+    ]
+
+
 def sets_of(signs_folder: Path | None) -> Mapping[str, Maker]:
     """The sets by name. `signs` is one of them if its folder is given."""
-    drawn: dict[str, Maker] = {
+    made: dict[str, Maker] = {
         "digits": digits,
-        "crops": crops,
-        "characters": characters,
-        "tools": tools,
-        "pages": pages,
+        "crops": drawn(PHOTOGRAPHS, crop),
+        "characters": drawn(CHARACTERS, character),
+        "tools": drawn(TOOLS, tool_in_place),
+        "pages": drawn(PAGES, scanned_page),
     }
-    return drawn if signs_folder is None else {"signs": partial(signs, signs_folder), **drawn}
+    return made if signs_folder is None else {"signs": partial(signs, signs_folder), **made}
 
 
 def write_set(folder: Path, draw: Callable[[], Sequence[Labelled]], *, held_out: int = HELD_OUT) -> None:
@@ -207,13 +197,14 @@ def read_part(folder: Path) -> Part:
     return Part(classes=tuple(classes), pictures=tuple(pictures), labels_N=labels_N)
 
 
+@lru_cache
 def photograph(name: str) -> Image.Image:
     """One of the photographs that are part of scikit-image."""
     with (files("skimage") / "data" / name).open("rb") as file:
         return Image.open(file).convert("RGB")
 
 
-def _classes(names: Sequence[str] | Mapping[str, object], seed: int) -> Iterator[tuple[str, np.random.Generator]]:
+def _classes(names: Iterable[str], seed: int) -> Iterator[tuple[str, np.random.Generator]]:
     """Each class with a random generator of its own."""
     for number, name in enumerate(names):
         yield name, np.random.default_rng([seed, number])

@@ -10,13 +10,10 @@ from torch import Tensor, nn
 
 from llama_adapter.app.learning.training.checkpoint import WEIGHT, read_checkpoint
 from llama_adapter.app.learning.training.eye import EYE
-from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.vision.encoder import encoder_from_state
-from llama_adapter.vision.preprocess import preprocess
+from scripts.own_pictures.baselines import open_encoder, tower_features
 from scripts.own_pictures.sets import Part
 
 TOWER, QUERY = "tower", "visual query"
-_AT_ONCE = 20  # pictures in one pass
 
 
 @torch.no_grad()
@@ -25,17 +22,12 @@ def shares_right(run: Path, held: Part) -> dict[str, float]:
 
     `run` is the folder of a finished run of `train`.
     """
-    model = load_bundle(run / "bundle")
-    encoder = encoder_from_state(model.vision_config, {name: one.float() for name, one in model.vision_state.items()})
+    encoder, rule = open_encoder(run / "bundle")
     heads, _ = read_checkpoint(run / EYE)
-    found: dict[str, list[Tensor]] = {TOWER: [], QUERY: []}
-    for at in range(0, len(held.pictures), _AT_ONCE):
-        pixels = [preprocess(one, rule=model.vision_config.clip.pixels) for one in held.pictures[at : at + _AT_ONCE]]
-        features_BTC = encoder.features(torch.stack([torch.from_numpy(one) for one in pixels]))
-        found[TOWER].append(_classes(heads, "tower_head", features_BTC))
-        found[QUERY].append(_classes(heads, "query_head", encoder.query(features_BTC)))
+    features_MTC = tower_features(held.pictures, encoder, rule)
+    seen = {TOWER: ("tower_head", features_MTC), QUERY: ("query_head", encoder.query(features_MTC))}
     labels_M = torch.from_numpy(held.labels_N)
-    return {stage: float((torch.cat(classes) == labels_M).float().mean()) for stage, classes in found.items()}
+    return {stage: float((_classes(heads, *each) == labels_M).float().mean()) for stage, each in seen.items()}
 
 
 def _classes(heads: dict[str, Tensor], name: str, tokens_BTC: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
 from scripts.peers import exported, graphs, huggingface, llama_cpp
-from scripts.peers.files import end_id, make_file
+from scripts.peers.files import make_file
 from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
 from scripts.peers.packages import MissingPackage, versions
@@ -297,7 +297,7 @@ def _reference_job(task: Task) -> ReferenceJob:
     return ReferenceJob(
         config,
         vision,
-        decoder_state=decoder_state(config, eos_id=end_id(config.vocab_size), dtype=dtype, device=backend.device),
+        decoder_state=decoder_state(config, dtype=dtype, device=backend.device),
         encoder_state=encoder_state(vision, dtype=dtype, device=backend.device),
         tokenizer=WiderTokenizer(config.vocab_size),
         num_rows=task.num_rows,
@@ -307,7 +307,7 @@ def _reference_job(task: Task) -> ReferenceJob:
 
 def _huggingface(task: Task, *, cache: huggingface.CacheKind) -> huggingface.HuggingFaceDecoder:
     config, dtype = decoder_sizes(task.size), DTYPES[task.engine.dtype]
-    state = decoder_state(config, eos_id=end_id(config.vocab_size), **_drawn(task))
+    state = decoder_state(config, **_drawn(task))
     return huggingface.HuggingFaceDecoder(state, config, dtype=dtype, cache=cache)
 
 

@@ -8,7 +8,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from llama_adapter.app.models.random_model import WiderTokenizer
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.weights.names import meta_order
@@ -35,27 +34,23 @@ def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
     if place.exists():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    source = _SOURCES.get(file)
-    if source is not None:
-        make_file(source, work=work, size=size, num_threads=num_threads)
-    _MAKERS[file](place, size, num_threads)
+    if file in _CONVERSIONS:
+        source, convert = _CONVERSIONS[file]
+        convert(make_file(source, work=work, size=size, num_threads=num_threads), place, num_threads)
+    else:
+        _MAKERS[file](place, size)
     return place
 
 
-def _write_bf16(place: Path, size: str, num_threads: int) -> None:
+def _write_bf16(place: Path, size: str) -> None:
     config = decoder_sizes(size)
-    write_gguf(decoder_state(config, eos_id=end_id(config.vocab_size)), config, place, dtype="bf16")
+    write_gguf(decoder_state(config), config, place, dtype="bf16")
 
 
-def _write_tower(place: Path, size: str, num_threads: int) -> None:
+def _write_tower(place: Path, size: str) -> None:
     config = bare_tower(size)
     give_all_tokens()
     export_tower(config, encoder_state(config), place)
-
-
-def end_id(vocab_size: int) -> int:
-    """The id of the end token in the tokenizer for random weights."""
-    return WiderTokenizer(vocab_size).eos_id
 
 
 def write_gguf(
@@ -108,30 +103,20 @@ def gguf_tensors(state: Mapping[str, Tensor], config: DecoderConfig) -> Iterator
         yield name, meta_order(rows, heads) if heads else rows.contiguous()
 
 
-_SOURCES: Mapping[str, str] = {
-    "q8_0.gguf": "bf16.gguf",
-    "q4_0.gguf": "bf16.gguf",
-    "tokens-int8.onnx": "tokens.onnx",
-    "tokens-int8.xml": "tokens.onnx",
-}
+def _quantise(kind: Quantisation) -> Callable[[Path, Path, int], None]:
+    return lambda source, place, threads: quantise_gguf(source, place, kind=kind, num_threads=threads)
 
 
-def _quantise(kind: Quantisation) -> Callable[[Path, str, int], None]:
-    return lambda place, size, threads: quantise_gguf(
-        place.with_name("bf16.gguf"), place, kind=kind, num_threads=threads
-    )
-
-
-_MAKERS: Mapping[str, Callable[[Path, str, int], None]] = {
+_MAKERS: Mapping[str, Callable[[Path, str], None]] = {
     "bf16.gguf": _write_bf16,
-    "q8_0.gguf": _quantise("q8_0"),
-    "q4_0.gguf": _quantise("q4_0"),
     "tokens.onnx": _write_tower,
-    SIGHT_FOLDER: lambda place, size, threads: save_random(place, size),
-    **dict.fromkeys(
-        (MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))),
-        lambda place, size, threads: export_random(place, size, eos_id=end_id(decoder_sizes(size).vocab_size)),
-    ),
-    "tokens-int8.onnx": lambda place, size, threads: quantise_onnx(place.with_name("tokens.onnx"), place),
-    "tokens-int8.xml": lambda place, size, threads: quantise_openvino(place.with_name("tokens.onnx"), place),
+    SIGHT_FOLDER: save_random,
+    **dict.fromkeys((MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))), export_random),
+}
+# File -> the file that it is made from, and how: source, target, number of threads.
+_CONVERSIONS: Mapping[str, tuple[str, Callable[[Path, Path, int], None]]] = {
+    "q8_0.gguf": ("bf16.gguf", _quantise("q8_0")),
+    "q4_0.gguf": ("bf16.gguf", _quantise("q4_0")),
+    "tokens-int8.onnx": ("tokens.onnx", lambda source, place, threads: quantise_onnx(source, place)),
+    "tokens-int8.xml": ("tokens.onnx", lambda source, place, threads: quantise_openvino(source, place)),
 }

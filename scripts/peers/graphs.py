@@ -26,7 +26,7 @@ FOLDER = "graphs-"  # followed by the precision: the name of an export in the wo
 MINDIR = "mindir"  # a folder of MindSpore's graphs
 
 
-def export_random(place: Path, size: str, *, eos_id: int) -> None:
+def export_random(place: Path, size: str) -> None:
     """Write the decoder of a size with the shared random weights. Raises MissingPackage if MindSpore is missing."""
     config, graphs = decoder_sizes(size), None
     with tempfile.TemporaryDirectory(dir=place.parent) as folder:
@@ -42,8 +42,7 @@ def export_random(place: Path, size: str, *, eos_id: int) -> None:
         else:
             precision: Any = place.name.removeprefix(FOLDER)
             assert precision in get_args(ExportPrecision)
-            tensors = decoder_state(config, eos_id=eos_id).items()
-            written = export_decoder(config, tensors, partial, precision=precision)
+            written = export_decoder(config, decoder_state(config).items(), partial, precision=precision)
         ExportCard(
             format="onnx" if graphs is None else MINDIR,
             name=f"random {size}",

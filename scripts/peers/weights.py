@@ -89,12 +89,12 @@ def give_all_tokens() -> None:
 
 
 def decoder_state(
-    config: DecoderConfig, *, eos_id: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    config: DecoderConfig, *, dtype: torch.dtype = torch.float32, device: torch.device | None = None
 ) -> dict[str, Tensor]:
     """Weights with open gates; with greedy decoding they never produce the end token."""
     with torch.device("meta"):
         sketch = LlamaAdapterDecoder(config).state_dict()
-    return dict(random_tensors(sketch, dtype=dtype, device=device, eos_id=eos_id))
+    return dict(random_tensors(sketch, dtype=dtype, device=device, eos_id=WiderTokenizer(config.vocab_size).eos_id))
 
 
 def encoder_state(
@@ -118,11 +118,10 @@ def random_weights(
 
     On another device than the CPU, float weights are drawn in `dtype`, as for the other programs there.
     """
-    tokenizer = WiderTokenizer(decoder.vocab_size)
     with torch.device("meta"):
         decoder_sketch, vision_sketch = LlamaAdapterDecoder(decoder), PictureEncoder(vision)
     drawn_in = torch.float32 if device is None or precision != "float" else dtype
-    drawn = decoder_state(decoder, eos_id=tokenizer.eos_id, dtype=drawn_in, device=device)
+    drawn = decoder_state(decoder, dtype=drawn_in, device=device)
     encoder = encoder_state(vision, dtype=drawn_in, device=device)
     return LoadedModel(
         name="random",
@@ -131,7 +130,7 @@ def random_weights(
         vision_state=convert_precision(encoder, vision_sketch, dtype=dtype, wanted=precision),
         decoder_config=decoder,
         decoder_state=convert_precision(drawn, decoder_sketch, dtype=dtype, wanted=precision),
-        tokenizer=tokenizer,
+        tokenizer=WiderTokenizer(decoder.vocab_size),
         dtype=dtype,
         sources=(),
         merged=("gates",),

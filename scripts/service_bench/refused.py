@@ -51,18 +51,16 @@ def posted(body: bytes, **headers: str) -> list[bytes]:
     return [request_head(length=len(body), headers=named), body]
 
 
+def _of_body(name: str, body: Callable[[], bytes], status: int, code: str, **headers: str) -> Case:
+    return Case(name=name, pieces=lambda: posted(body(), **headers), status=status, code=code)
+
+
 def _of_file(name: str, content: Callable[[], bytes], code: str, *, media_type: str = "image/png") -> Case:
-    return Case(
-        name=name, pieces=lambda: posted(chat(data_uri(content(), media_type=media_type))), status=400, code=code
-    )
+    return _of_body(name, lambda: chat(data_uri(content(), media_type=media_type)), 400, code)
 
 
 def _of_url(name: str, url: str, code: str) -> Case:
-    return Case(name=name, pieces=lambda: posted(chat(url)), status=400, code=code)
-
-
-def _of_body(name: str, body: Callable[[], bytes], status: int, code: str, **headers: str) -> Case:
-    return Case(name=name, pieces=lambda: posted(body(), **headers), status=status, code=code)
+    return _of_body(name, lambda: chat(url), 400, code)
 
 
 def picture_cases() -> Iterator[Case]:
@@ -79,11 +77,11 @@ def picture_cases() -> Iterator[Case]:
     yield _of_file("picture of no bytes", bytes, "empty_image_file")
     yield _of_url("base64 that is damaged", "data:image/png;base64,AA*A", "invalid_base64_image")
     size = ServiceLimits().max_picture_bytes + 1
-    yield Case(
-        name="picture of a byte more than a file may have (43 MB of base64)",
-        pieces=lambda: posted(chat(data_uri(bytes(size)))),
-        status=413,
-        code="image_file_too_large",
+    yield _of_body(
+        "picture of a byte more than a file may have (43 MB of base64)",
+        lambda: chat(data_uri(bytes(size))),
+        413,
+        "image_file_too_large",
     )
 
 
@@ -104,12 +102,9 @@ def remote_cases(port: int) -> Iterator[Case]:
         yield _of_url(f"allowed host, {reason}", f"http://{name}:{port}/", code)
     for path, (_, reason, code) in PATHS.items():
         yield _of_url(f"allowed host, {reason}", f"http://{SITE}:{port}{path}", code)
-    yield Case(
-        name="allowed host, a picture of 4 GiB, its length not told",
-        pieces=lambda: posted(chat(f"http://{SITE}:{port}/endless")),
-        status=413,
-        code="image_file_too_large",
-    )
+    endless = f"http://{SITE}:{port}/endless"
+    name = "allowed host, a picture of 4 GiB, its length not told"
+    yield _of_body(name, lambda: chat(endless), 413, "image_file_too_large")
 
 
 def host_flags(port: int) -> list[str]:
@@ -121,11 +116,8 @@ def host_flags(port: int) -> list[str]:
 def body_cases() -> Iterator[Case]:
     """Requests that are rejected before any picture is read."""
     picture = data_uri(b"bytes")
-    yield Case(
-        name="133 MB of base64",
-        pieces=lambda: posted(chat("data:image/png;base64," + "A" * 133_000_000)),
-        status=413,
-        code="request_too_large",
+    yield _of_body(
+        "133 MB of base64", lambda: chat("data:image/png;base64," + "A" * 133_000_000), 413, "request_too_large"
     )
     yield Case(
         name="the same in chunks, its length not told", pieces=_endless_chunks, status=413, code="request_too_large"

@@ -4,7 +4,7 @@ Questions are asked in the known words, and in the words of the two held-out lis
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from scripts.train_embedded.render import draw_scene
 from scripts.train_embedded.world import Scene, sample_scene
 
 ALL_TASKS = (*TASKS, "outside")
+Answers = Sequence[tuple[Question, str]]
 MOST_REWORDED = 500  # pictures that are asked about in other words
 OTHER_WORDS = (("other_words", SENTENCES, False), ("mistyped", SENTENCES, True), ("second_list", SECOND_LIST, False))
 ATTRIBUTES = ("color", "shape", "size", "where")
@@ -80,10 +81,10 @@ def in_other_words(exam: Exam, *, seed: int, sentences: Sentences = SENTENCES, m
     return Exam(pictures=exam.pictures, questions=questions)
 
 
-def refused(questions: Sequence[Question], answers: Sequence[str]) -> float:
+def refused(answers: Answers) -> float:
     """Percent of answerable questions that get the answer meant for unanswerable ones."""
-    asked = [answer for question, answer in zip(questions, answers, strict=True) if question.task != "outside"]
-    return round(100 * asked.count(OUTSIDE_ANSWER) / len(asked), 2)
+    given = [answer for question, answer in answers if question.task != "outside"]
+    return round(100 * given.count(OUTSIDE_ANSWER) / len(given), 2)
 
 
 def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Question | None:
@@ -98,8 +99,8 @@ def _ask_about_pair(scene: Scene, task: str, rng: np.random.Generator) -> Questi
     return question
 
 
-def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]:
-    """Answers to the exam's questions.
+def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[tuple[Question, str]]:
+    """The exam's questions, and their answers.
 
     With `shift`, each question is asked about the picture `shift` positions later.
     """
@@ -115,17 +116,22 @@ def answer_all(captioner: Captioner, exam: Exam, *, shift: int = 0) -> list[str]
     for event in captioner.run(items, sampling=SamplingParams(max_new_tokens=48)):
         if isinstance(event, Answer):
             answers[event.index] = event.text.strip()
-    return answers
+    return [(question, answer) for (_, question), answer in zip(exam.questions, answers, strict=True)]
 
 
-def grade(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, float]:
+def grade(answers: Answers) -> dict[str, float]:
     """Percent of exactly right answers, by task."""
-    asked = Counter(question.task for question in questions)
-    missed = Counter(one["task"] for one in wrong(questions, answers))
-    return {task: round(100 * (asked[task] - missed[task]) / asked[task], 2) for task in ALL_TASKS if asked[task]}
+    asked = num_asked(answers)
+    missed = Counter(one["task"] for one in wrong(answers))
+    return {task: round(100 * (asked[task] - missed[task]) / asked[task], 2) for task in ALL_TASKS if task in asked}
 
 
-def prior(questions: Sequence[Question]) -> dict[str, float]:
+def num_asked(answers: Answers) -> dict[str, int]:
+    """The number of questions, by task."""
+    return dict(Counter(question.task for question, _ in answers))
+
+
+def prior(questions: Iterable[Question]) -> dict[str, float]:
     """The score, in percent, of always giving a task's most frequent answer."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for question in questions:
@@ -142,41 +148,37 @@ def score(bundle: Path, *, num_pictures: int, seed: int) -> dict[str, Any]:
     captioner = Captioner.load(bundle, device="cpu", dtype="float32")
     exam = draw_exam(num_pictures=num_pictures, seed=seed)
     pairs = draw_exam(num_pictures=num_pictures, seed=seed, never_drawn="with")
-    asked = [question for _, question in exam.questions]
     answers = answer_all(captioner, exam)
-    paired = [question for _, question in pairs.questions]
-    pair_answers = answer_all(captioner, pairs)
-    others: dict[str, tuple[list[Question], list[str]]] = {}
-    for name, sentences, mistyped in OTHER_WORDS:
-        reworded = in_other_words(exam, seed=seed, sentences=sentences, mistyped=mistyped)
-        others[name] = [question for _, question in reworded.questions], answer_all(captioner, reworded)
-    new = [(each, said) for each, said in zip(*others["second_list"], strict=True) if not is_of_training(each)]
-    others["second_list_new"] = [each for each, _ in new], [said for _, said in new]
+    others = {
+        name: answer_all(captioner, in_other_words(exam, seed=seed, sentences=sentences, mistyped=mistyped))
+        for name, sentences, mistyped in OTHER_WORDS
+    }
+    others["second_list_new"] = [each for each in others["second_list"] if not is_of_training(each[0])]
     return {
         "model": captioner.info.digest,
         "pictures": num_pictures,
         "seed": seed,
-        "scores": grade(asked, answers),
-        "asked": dict(Counter(question.task for question in asked)),
-        "never_drawn_pairs": grade(paired, pair_answers),
+        "scores": grade(answers),
+        "asked": num_asked(answers),
+        "never_drawn_pairs": grade(answer_all(captioner, pairs)),
         "num_sentences": sum(map(len, SENTENCES.values())),
         "num_second_list": sum(map(len, SECOND_LIST.values())),
-        "asked_in_new_words": dict(Counter(question.task for question, _ in new)),
-        "asked_in_other_words": dict(Counter(question.task for question in others["other_words"][0])),
-        **{name: grade(*other) for name, other in others.items()},
-        "refused": {"known_words": refused(asked, answers)} | {name: refused(*other) for name, other in others.items()},
-        "shuffled_pictures": grade(asked, answer_all(captioner, exam, shift=1)),
-        "most_frequent_answer": prior(asked),
-        "num_wrong": len(wrong(asked, answers)),
-        "wrong_examples": wrong(asked, answers)[:20],
-        "wrong_in_other_words": wrong(*others["other_words"])[:20],
+        "asked_in_new_words": num_asked(others["second_list_new"]),
+        "asked_in_other_words": num_asked(others["other_words"]),
+        **{name: grade(other) for name, other in others.items()},
+        "refused": {"known_words": refused(answers)} | {name: refused(other) for name, other in others.items()},
+        "shuffled_pictures": grade(answer_all(captioner, exam, shift=1)),
+        "most_frequent_answer": prior(question for question, _ in answers),
+        "num_wrong": len(wrong(answers)),
+        "wrong_examples": wrong(answers)[:20],
+        "wrong_in_other_words": wrong(others["other_words"])[:20],
     }
 
 
-def wrong(questions: Sequence[Question], answers: Sequence[str]) -> list[dict[str, str]]:
+def wrong(answers: Answers) -> list[dict[str, str]]:
     """The questions with a wrong answer, and the wrong answers."""
     return [
         {"task": question.task, "question": question.text, "wanted": question.answer, "got": answer}
-        for question, answer in zip(questions, answers, strict=True)
+        for question, answer in answers
         if answer.strip() != question.answer
     ]

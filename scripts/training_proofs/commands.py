@@ -1,6 +1,5 @@
 """Runs `llama-adapter train` and `eval` as processes, and reads their results. Finished runs are not repeated."""
 
-import csv
 import json
 import os
 import resource
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from llama_adapter.app.learning.training.run_log import read_log
 from scripts.common import ROOT, tell
 
 Figures = dict[str, Any]
@@ -68,16 +68,15 @@ def bundle_of(run: Training, folder: Path) -> Path:
 def read_curve(log: Path) -> list[dict[str, float | None]]:
     """The evaluations in a log: step, validation loss and score, and the mean training loss before each of them."""
     curve, losses = list[dict[str, float | None]](), list[float]()
-    with open(log, encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["loss"]:
-                losses.append(float(row["loss"]))
-            elif row["validation_loss"]:
-                mean = round(sum(losses) / len(losses), 4) if losses else None
-                point: dict[str, float | None] = {"step": int(row["step"]), "loss": mean}
-                point |= {name: float(row[name]) for name in ("validation_loss", "validation_score") if row[name]}
-                curve.append(point)
-                losses.clear()
+    for row in read_log(log):
+        if row["loss"]:
+            losses.append(float(row["loss"]))
+        elif row["validation_loss"]:
+            mean = round(sum(losses) / len(losses), 4) if losses else None
+            point: dict[str, float | None] = {"step": int(row["step"]), "loss": mean}
+            point |= {name: float(row[name]) for name in ("validation_loss", "validation_score") if row[name]}
+            curve.append(point)
+            losses.clear()
     return curve
 
 

@@ -31,11 +31,6 @@ class TokenRow:
         """The tokens with a loss: those of the answer, except the unknown token."""
         return tuple(token for token in self.token_ids[self.num_prompt :] if token != self.unknown_id)
 
-    @property
-    def num_labels(self) -> int:
-        """The number of tokens with a loss."""
-        return len(self.labels)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainExample:

@@ -244,7 +244,7 @@ class Feeder:
     def counts(self, step: int) -> tuple[int, int]:
         """The numbers of labels and of examples of a step, over all ranks."""
         lessons = self._lessons(step)
-        return sum(one.row.num_labels for one in lessons), len(lessons)
+        return sum(len(one.row.labels) for one in lessons), len(lessons)
 
     def close(self) -> None:
         """End the thread."""

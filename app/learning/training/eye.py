@@ -202,7 +202,7 @@ class Eye:
         state, began, saved = self._state, time.monotonic() - self._state.elapsed_s, time.monotonic()
         is_whole = True
         while state.step < state.num_steps and is_whole:
-            loss, num_examples = self._step()
+            loss, num_examples, lr = self._step()
             state.step += 1
             state.num_examples += num_examples
             state.elapsed_s = time.monotonic() - began
@@ -214,7 +214,7 @@ class Eye:
             if due or asked or state.step == state.num_steps:
                 self._save()
                 saved = time.monotonic()
-            progress.step(state.step, loss=loss, lr=self._rate(state.step - 1), num_examples=num_examples)
+            progress.step(state.step, loss=loss, lr=lr, num_examples=num_examples)
         progress.clear()
         return is_whole
 
@@ -249,12 +249,8 @@ class Eye:
             found.append(self._vision.query(self._features(seen)))
         return torch.cat(found).cpu()
 
-    def _rate(self, step: int) -> float:
-        tower = self._tower
-        return _RATE * (tower.rate(step) if step < tower.num_steps else self._blocks.rate(step - tower.num_steps))
-
-    def _step(self) -> tuple[float, int]:
-        """One step; returns the loss, and the number of examples of all ranks."""
+    def _step(self) -> tuple[float, int, float]:
+        """One step; returns the loss, the number of examples of all ranks, and the learning rate."""
         step, tower = self._state.step, self._tower
         epoch, place = divmod(step, self._each)
         order = torch.randperm(len(self._examples), generator=generator(self._job.seed, epoch))
@@ -282,7 +278,7 @@ class Eye:
                 own_grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 parameter.grad = self._ranks.sum(own_grad)
         stage.update(step, max_norm=self._job.optimisation.max_norm)
-        return float(self._ranks.sum(loss.detach().double()[None]).item()), len(chosen)
+        return float(self._ranks.sum(loss.detach().double()[None]).item()), len(chosen), _RATE * stage.rate(step)
 
     def _pixels(self, examples: Sequence[TrainExample]) -> Tensor:
         """Float pixels (B, 3, S, S) in 0..255, at the size at which the tower is trained."""

@@ -187,14 +187,13 @@ def _computed(shapes: Shapes) -> _Counted:
     encoded: Tensor | None = None
     if encoder is not None and shapes.vision is not None:
         clip = shapes.vision.clip
-        sizes = (clip.num_features, clip.output_dim)
-        if _TOWER in shapes.kinds:
-            sizes = (3 * clip.image_size, clip.image_size)
+        pixels, features = (3, clip.image_size, clip.image_size), (clip.num_features, clip.output_dim)
+        sizes = pixels if _TOWER in shapes.kinds else features
         encoded = torch.empty(rows, *sizes, dtype=shapes.dtype, device="meta")
     with MetaCounter(frozen_weights(decoder)) as counter:
         if encoder is not None and encoded is not None:
             if _TOWER in shapes.kinds:
-                encoded = in_dtype_of(encoded.view(rows, 3, sizes[1], sizes[1]), encoder.clip)
+                encoded = in_dtype_of(encoded, encoder.clip)
             visual_query_BQD = in_dtype_of(encoded, encoder.query)
         loss, _ = decoder(tokens_BS, labels_BS, visual_query_BQD)
         loss.backward()

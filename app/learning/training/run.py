@@ -248,7 +248,7 @@ class _Training:
             dtype=self._dtype,
             device_type=backend.device.type,
             tokens=data.longest,
-            labels=max(row.num_labels for one in data.everything for row in one.rows),
+            labels=max(len(row.labels) for one in data.everything for row in one.rows),
         )
         step_size, num_ranks = job.optimisation.step_size(len(data.train)), self._ranks.size
         own = smaller(shapes, num_ranks=num_ranks, batch_size=step_size, rows=job.optimisation.rows)

@@ -1,7 +1,7 @@
 """Evaluates a model on held-out examples: scores of a captioner's answers, and the loss of the right answers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -89,8 +89,7 @@ def shown_test(scores: Scores) -> str:
 
 def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
     """A captioner with the model's present weights."""
-    computed = replace(
-        CaptionerSpec(),
+    computed = CaptionerSpec(
         device=spec.device,
         dtype=dtype_name(model.dtype),
         mode="eager",  # graphs need memory that the plan of a training does not contain
@@ -100,7 +99,7 @@ def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:
         transparency=spec.transparency,
         damaged=spec.damaged,
     )
-    return Captioner(assemble_parts(computed, load=lambda dtype: model.loaded_model(dtype)))
+    return Captioner(assemble_parts(computed, load=model.loaded_model))
 
 
 class Validator:

@@ -215,7 +215,7 @@ def test_an_adapter_keeps_the_template_of_its_training(template: Any, folder: Pa
     )
     assert row.token_ids[: row.num_prompt] == expected
     assert row.token_ids[-1] == tokenizer.marks[END].id
-    assert row.num_labels == len(row.token_ids) - row.num_prompt, "each token counts: id 0 is one like others"
+    assert len(row.labels) == len(row.token_ids) - row.num_prompt, "each token counts: id 0 is one like others"
     names = {"tokenizer.json", "tokenizer_config.json"}
     assert names < set(read_manifest(tmp_path / "bundle")["files"])
     assert {finding.level for finding in diagnose(CaptionerSpec(model=tmp_path / "bundle"))} == {"ok", "not tried"}

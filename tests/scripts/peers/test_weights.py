@@ -34,7 +34,7 @@ def without_adapter(*, kv_heads: int = 0) -> tuple[DecoderConfig, dict[str, Tens
     """The tiny decoder with closed gates, which other programs can load as a LLaMA; with `kv_heads`, in groups."""
     config = decoder_sizes("tiny")
     config = dataclasses.replace(config, num_kv_heads=kv_heads or config.num_heads)
-    state = decoder_state(config, eos_id=EOS_ID)
+    state = decoder_state(config)
     state["adapter.gates"].zero_()
     return config, state
 
@@ -57,7 +57,7 @@ def our_decoder(config: DecoderConfig, state: dict[str, Tensor]) -> OurDecoder:
 
 def test_spread_copies_a_row() -> None:
     config = decoder_sizes("tiny")
-    engine = our_decoder(config, decoder_state(config, eos_id=EOS_ID))
+    engine = our_decoder(config, decoder_state(config))
 
     alone = [engine.prefill([prompt_ids(0, length=9)])]
     for number in range(4):
@@ -143,7 +143,7 @@ def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
 @pytest.mark.parametrize("lengths", [(9, 9, 9), (5, 12, 8)], ids=["equal", "ragged"])
 def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple[int, ...]) -> None:
     config = decoder_sizes("tiny")
-    state = decoder_state(config, eos_id=EOS_ID)
+    state = decoder_state(config)
     prompts = [tuple(prompt_ids(row, length=length)) for row, length in enumerate(lengths)]
     visual_query_BQD = torch.randn(
         len(prompts), config.num_queries, config.dim, generator=torch.Generator().manual_seed(1)

@@ -8,9 +8,10 @@ from scripts.train_embedded.score import OTHER_WORDS, draw_exam, grade, in_other
 
 
 def test_scores_are_percent_of_exactly_right_answers_and_of_the_most_frequent_one() -> None:
-    questions = [Question(task="exist", text="?", answer="yes")] * 4
-    assert grade(questions, ["yes", " yes\n", "Yes", "yes."]) == {"exist": 50.0}
-    assert grade(questions * 40, ["yes"] * 93 + ["no"] * 67) == {"exist": 58.12}  # 58.125 exactly, so to the even digit
+    question = Question(task="exist", text="?", answer="yes")
+    assert grade([(question, answer) for answer in ("yes", " yes\n", "Yes", "yes.")]) == {"exist": 50.0}
+    many = [(question, "yes")] * 93 + [(question, "no")] * 67
+    assert grade(many) == {"exist": 58.12}  # 58.125 exactly, so to the even digit
     answers = ("red", "red", "blue", "green")
     questions = [Question(task="color", text="?", answer=answer) for answer in answers]
     assert prior(questions) == {"color": 50.0}
@@ -37,6 +38,6 @@ def test_other_words_keep_pictures_and_answers() -> None:
 
 
 def test_refusals_are_counted_among_questions_with_an_answer() -> None:
-    tasks = ("color", "color", "color", "color", "outside")
-    questions = [Question(task=task, text="?", answer="red") for task in tasks]
-    assert refused(questions, ["red", OUTSIDE_ANSWER, "blue", "red", OUTSIDE_ANSWER]) == 25.0
+    given = {"color": ("red", OUTSIDE_ANSWER, "blue", "red"), "outside": (OUTSIDE_ANSWER,)}
+    answers = [(Question(task=task, text="?", answer="red"), each) for task, many in given.items() for each in many]
+    assert refused(answers) == 25.0

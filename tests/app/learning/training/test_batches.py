@@ -81,7 +81,7 @@ def test_parts_of_all_ranks_are_the_whole_step(lengths: list[int], rows: int, nu
     assert len({len(parts) for parts in ranks}) == 1, "every rank computes as often"
     assert all(len(part.rows) <= rows for part in counted)
     assert Counter(one.example.place for part in counted for one in part.examples) == Counter(map(str, lengths))
-    wanted = sum(one.row.num_labels for one in lessons)
+    wanted = sum(len(one.row.labels) for one in lessons)
     assert sum(part.num_labels for parts in ranks for part in parts) == wanted
 
 
@@ -112,7 +112,7 @@ def test_probabilities_of_tokens_have_the_loss_of_all_answers_on_average(
     hard = soft = 0.0
     for row, share in answers:
         likely = token_shares(row, answers)
-        assert len(likely) == row.num_labels
+        assert len(likely) == len(row.labels)
         for place, (label, of_tokens) in enumerate(zip(row.labels, likely, strict=True)):
             before = row.labels[:place]
             hard += share * loss_of(label, before)
