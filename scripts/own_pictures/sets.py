@@ -5,7 +5,7 @@ The same seed gives the same pictures, and the first pictures of a class do not 
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -136,7 +136,7 @@ def signs(folder: Path, seed: int, each: int) -> list[Labelled]:
     return found
 
 
-def drawn(names: Iterable[str], draw: Callable[[str, np.random.Generator], Image.Image]) -> Maker:
+def drawn(names: Collection[str], draw: Callable[[str, np.random.Generator], Image.Image]) -> Maker:
     """A set of pictures that are drawn one by one; the class of a file is its name without the suffix."""
     return lambda seed, each: [
         (draw(name, rng), name.partition(".")[0]) for name, rng in _classes(names, seed) for _ in range(each)
@@ -204,7 +204,7 @@ def photograph(name: str) -> Image.Image:
         return Image.open(file).convert("RGB")
 
 
-def _classes(names: Iterable[str], seed: int) -> Iterator[tuple[str, np.random.Generator]]:
+def _classes(names: Collection[str], seed: int) -> Iterator[tuple[str, np.random.Generator]]:
     """Each class with a random generator of its own."""
     for number, name in enumerate(names):
         yield name, np.random.default_rng([seed, number])

@@ -66,7 +66,10 @@ def bundle_of(run: Training, folder: Path) -> Path:
 
 
 def read_curve(log: Path) -> list[dict[str, float | None]]:
-    """The evaluations in a log: step, validation loss and score, and the mean training loss before each of them."""
+    """The evaluations in a log: step, validation loss and score, and the mean training loss before each of them.
+
+    Raises ValueError for a log without evaluations.
+    """
     curve, losses = list[dict[str, float | None]](), list[float]()
     for row in read_log(log):
         if row["loss"]:
@@ -77,6 +80,8 @@ def read_curve(log: Path) -> list[dict[str, float | None]]:
             point |= {name: float(row[name]) for name in ("validation_loss", "validation_score") if row[name]}
             curve.append(point)
             losses.clear()
+    if not curve:
+        raise ValueError(f"{log} has no evaluations")
     return curve
 
 

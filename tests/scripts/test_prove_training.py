@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.training.run_log import COLUMNS
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import open_clip
 from llama_adapter.app.models.resources import embedded_model
@@ -13,6 +15,7 @@ from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.vision.weights import build_vision
 from scripts.train_embedded.world import COLOR_NAMES, scene_from_words
 from scripts.training_proofs.bases import first_steps, write_colors, write_start
+from scripts.training_proofs.commands import read_curve
 from scripts.training_proofs.new_questions import NEW_TASKS, write_drawings
 
 
@@ -75,3 +78,14 @@ def test_the_first_step_of_a_level_is_the_first_evaluation_that_reaches_it() -> 
     curve = [{"step": step, "validation_score": score} for step, score in ((0, 0.0), (15, 0.6), (30, 0.4), (45, 0.8))]
 
     assert first_steps(curve) == [15, 45, None]
+
+
+def test_the_curve_of_a_log_has_a_point_for_each_evaluation(tmp_path: Path) -> None:
+    rows = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 2, "validation_loss": 2.5}]
+    lines = [COLUMNS, *([row.get(name, "") for name in COLUMNS] for row in rows)]
+    log = tmp_path / "log.csv"
+    log.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+
+    assert read_curve(log) == [{"step": 2, "loss": 2.5, "validation_loss": 2.5}]
+    with pytest.raises(ValueError, match="has no evaluations"):
+        read_curve(tmp_path / "no_log.csv")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from llama_adapter.app.models.random_model import WiderTokenizer
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
@@ -26,7 +27,6 @@ from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, enco
 from tests.bounds import Float64, difference, spread
 from tests.llm.toys import drain, open_runner
 
-EOS_ID = 2
 NUM_NEW_TOKENS = 8  # of the reference's loop
 
 
@@ -144,6 +144,7 @@ def test_llama_cpp_gives_the_same_tokens(tmp_path: Path, spread: bool) -> None:
 def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple[int, ...]) -> None:
     config = decoder_sizes("tiny")
     state = decoder_state(config)
+    eos_id = WiderTokenizer(config.vocab_size).eos_id
     prompts = [tuple(prompt_ids(row, length=length)) for row, length in enumerate(lengths)]
     visual_query_BQD = torch.randn(
         len(prompts), config.num_queries, config.dim, generator=torch.Generator().manual_seed(1)
@@ -152,7 +153,7 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
     loop = ReferenceLoop(state, config, num_rows=len(prompts))
     rows = loop.generate(prompts, visual_query_BQD, num_new_tokens=NUM_NEW_TOKENS)
 
-    engine = Engine(open_runner(config, state, backend=open_backend("cpu"), num_slots=len(prompts)), eos_id=EOS_ID)
+    engine = Engine(open_runner(config, state, backend=open_backend("cpu"), num_slots=len(prompts)), eos_id=eos_id)
     prefixes = engine.project_prefix(visual_query_BQD)
     for index, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
         sampling = SamplingParams(max_new_tokens=NUM_NEW_TOKENS)
