@@ -12,6 +12,7 @@ import pytest
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.online import base
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.types import BusyError, Observer, ServiceLimits, UnavailableError
 from llama_adapter.app.serving.replicas.service import MAX_TRIES, ReplicatedService
@@ -225,6 +226,14 @@ def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_ti
     left_s = replicas.asked[0][0].timeout_s
     assert left_s is not None
     assert 0 < left_s <= 20.0
+
+
+def test_a_late_request_that_its_replica_does_not_end_is_ended_there_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "LATE_S", 0.0)
+    replicas = StubReplicas(Gate(), names="a", most=1)
+    with service_of(replicas) as service:
+        assert error_of(service.submit(ask(timeout_s=0.5)).result()) == "deadline"
+        wait_for(lambda: replicas.num_closed == 1)
 
 
 def test_without_a_replica_that_is_ready_requests_are_refused_until_one_is() -> None:
