@@ -213,13 +213,18 @@ def test_cancelling_ends_a_request_here_and_in_its_replica() -> None:
         running.cancel()  # no effect
 
 
-def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_time_that_is_left() -> None:
+def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "LATE_S", WAIT_S)
     gate = Gate()
     replicas = StubReplicas(gate, names="a", most=1)
     with service_of(replicas, timeout_s=30.0) as service:
         running = service.submit(ask(timeout_s=20.0))
         wait_for(lambda: replicas.num_now == 1)
-        assert error_of(service.submit(ask(timeout_s=0.05)).result()) == "deadline"
+        late = service.submit(ask(timeout_s=0.05)).result()
+        assert error_of(late) == "deadline"
+        assert late.ms["total"] < 1e3 * WAIT_S, "only a request that a replica has gets more time"
         gate.is_open.set()
         assert running.result().error is None
 
