@@ -20,6 +20,7 @@ from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.online.service import Service
 from tests.app.golden import ROOT
 from tests.app.serving.http_api.live import served
+from tests.app.serving.online.waiting import started
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +32,13 @@ REQUEST_TIMEOUT_S = 30  # a slower request is reported as a failure
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     metrics = Metrics()
-    service = Service(Captioner.load, observer=metrics)
-    service.start()
-    service.wait_until_ready()
     folder, settings = str(tmp_path_factory.mktemp("files") / "kept"), ApiSettings()
     with (
+        started(Service(Captioner.load, observer=metrics)) as service,
         open_batches(folder, service, settings=settings, limits=FileLimits()) as batches,
         served(create_api(service, settings=settings, metrics=metrics, batches=batches)) as url,
     ):
         yield url
-    service.close()
 
 
 def test_generated_requests_get_what_the_schema_promises_and_never_a_5xx(url: str, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from llama_adapter.app.serving.http_api.file_store import (
     remove,
 )
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS
+from llama_adapter.app.serving.online.room import Room
 from llama_adapter.runtime.record_lines import MAX_RECORD_BYTES, RecordFileError, read_lines
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -129,14 +130,14 @@ class Batches(ObjectFolder[Batch]):
         self.files = FileStore(Path(folder), limits=limits)
         super().__init__(Path(folder) / "batches", Batch, noun="batch", names="batch_*.json")
         self._asker, self._forms = asker, forms
-        self._max_row_bytes, self._rows_at_once = max_row_bytes, rows_at_once
+        self._max_row_bytes = max_row_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="batches", daemon=True)
         # Used in the event loop only:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}  # the part of a batch that can be cancelled
-        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
-        self._num_rows, self._num_bytes = 0, 0  # rows that are being answered, and their size
+        self._turn = asyncio.Lock()
+        self._room = Room(most_items=rows_at_once, most_bytes=MAX_BYTES_AT_ONCE)  # for rows that are being answered
 
     def __enter__(self) -> Self:
         for batch in self._objects.values():
@@ -307,9 +308,9 @@ class Batches(ObjectFolder[Batch]):
                         row = self._next_row(lines, known, endpoint=batch.endpoint, custom_ids=custom_ids)
                         if row is None:
                             return
-                        await self._take_place(row)
+                        await self._room.take(row.num_bytes)
                         task = group.create_task(self._answer_row(row, batch, records))
-                        task.add_done_callback(lambda _, row=row: self._leave_place(row))  # type: ignore[misc]
+                        task.add_done_callback(lambda _, row=row: self._room.give_back(row.num_bytes))  # type: ignore[misc]
 
     def _next_row(
         self,
@@ -330,20 +331,6 @@ class Batches(ObjectFolder[Batch]):
             custom_ids.add(row.custom_id)
             return row
         return None
-
-    async def _take_place(self, row: _Row) -> None:
-        while self._num_rows and (
-            self._num_rows >= self._rows_at_once or self._num_bytes + row.num_bytes > MAX_BYTES_AT_ONCE
-        ):
-            self._freed.clear()
-            await self._freed.wait()
-        self._num_rows += 1
-        self._num_bytes += row.num_bytes
-
-    def _leave_place(self, row: _Row) -> None:
-        self._num_rows -= 1
-        self._num_bytes -= row.num_bytes
-        self._freed.set()
 
     async def _answer_row(self, row: _Row, batch: Batch, records: RecordWriter) -> None:
         number = uuid.uuid4().hex

@@ -116,6 +116,9 @@ class AdmissionQueue(Generic[E]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, entry: object) -> bool:
+        return entry in self._entries
+
     @property
     def has_ready(self) -> bool:
         """Whether a request is ready for the engine."""

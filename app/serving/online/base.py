@@ -22,6 +22,7 @@ from llama_adapter.llm.errors import PromptError
 REPLICA_LOST: Final = "replica_lost"  # code of an error
 CANCELLED: Final = AnswerError(code="cancelled", message="The request was cancelled.")
 LATE_S: Final = 5.0  # grace period in which the engine thread or a replica ends a late request itself
+WATCH_S: Final = 0.1  # interval between checks of deadlines
 _log = logging.getLogger("llama_adapter.service")
 
 
@@ -109,7 +110,7 @@ class QueuedService(ABC, Generic[E]):
             self._stop(entry)
 
     def _stop(self, entry: E) -> None:
-        """Called when a request that has left the queue is cancelled."""
+        """Called when a request that has left the queue is cancelled, and when a request is late."""
 
     def _end_all(self) -> None:
         """Cancel all requests."""
@@ -119,6 +120,21 @@ class QueuedService(ABC, Generic[E]):
                 self._queue.remove(entry)
         for entry in entries:
             self._fail(entry, CANCELLED)
+
+    def _fail_late(self) -> None:
+        """Fail the requests whose time is over. One that has left the queue may end by itself within `LATE_S`."""
+        with self._changed:
+            now = time.perf_counter()
+            overdue = [
+                entry
+                for entry in self._entries.values()
+                if now > entry.deadline + (0.0 if entry in self._queue else LATE_S)
+            ]
+            for entry in overdue:
+                self._queue.remove(entry)
+        for entry in overdue:
+            self._fail(entry, late(entry.allowed_s))
+            self._stop(entry)
 
     def _fail(self, entry: E, error: AnswerError) -> None:
         self._finish(entry, entry.failed(error))

@@ -75,12 +75,11 @@ class ReadingPool:
     def submit(self, task: ReadingTask) -> None:
         """Add a picture. Does not block."""
         with self._changed:
-            is_closed = self._is_closed
-            if not is_closed:
+            if not self._is_closed:
                 self._queues[task.is_slow].put(task, owner=task.client)
                 self._changed.notify()
-        if is_closed:
-            task.deliver(ReadingDroppedError())
+                return
+        task.deliver(ReadingDroppedError())
 
     def discard(self, task: ReadingTask) -> None:
         """Remove a waiting picture. A picture that is being read is ended through `is_wanted`."""
@@ -197,13 +196,11 @@ class ReadingPool:
             num_bytes = len(task.picture) + sum(len(other.picture) for other in waiting)
             fits = len(waiting) < limits.max_slow_waiting and num_bytes <= limits.max_slow_waiting_bytes
             is_wanted = task.is_wanted() and not self._is_closed
-            has_room = is_wanted and fits
-            if has_room:
+            if is_wanted and fits:
                 task.is_slow, task.began = True, None
                 waiting.put(task, owner=task.client)
                 self._changed.notify()
-        if has_room:
-            return
+                return
         if not is_wanted:
             task.deliver(ReadingDroppedError())
             return

@@ -29,7 +29,7 @@ from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
 from llama_adapter.app.pictures.reading.reader import PictureReading, joined, joined_digest
 from llama_adapter.app.serving.online.admission_queue import Entry
-from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, QueuedService, late
+from llama_adapter.app.serving.online.base import CANCELLED, WATCH_S, QueuedService, late
 from llama_adapter.app.serving.online.reading_pool import (
     READING_FAILED,
     ReadingDroppedError,
@@ -50,7 +50,6 @@ from llama_adapter.llm.picture_format import Grid
 from llama_adapter.runtime.problems import describe, is_out_of_memory
 from llama_adapter.vision.backends.base import as_array
 
-_WATCH_S = 0.1  # interval between checks of deadlines
 _READERS_FAILED_S = 10.0  # for this long after a reader failure, the service counts as stalled
 _CLOSE_S = 10.0  # maximum time that `close` waits for the engine thread
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0  # wait before the engine is loaded again; doubled after each failure
@@ -303,8 +302,7 @@ class Service(QueuedService[Entry]):
             readings[index] = reading
             is_complete = len(readings) == len(entry.tasks)
         if is_complete:
-            every = [readings[index] for index in range(len(entry.tasks))]
-            self._note_reading(entry, joined(every) if len(every) > 1 else reading)
+            self._note_reading(entry, joined([readings[index] for index in range(len(entry.tasks))]))
 
     def _note_reading(self, entry: Entry, reading: PictureReading) -> None:
         with self._changed:
@@ -355,18 +353,8 @@ class Service(QueuedService[Entry]):
 
     def _watch(self) -> None:
         """Fail late requests, even while the engine is being loaded or hangs."""
-        while not self._closing.wait(_WATCH_S):
-            with self._changed:
-                now = time.perf_counter()
-                overdue = [
-                    entry
-                    for entry in self._entries.values()
-                    if now > entry.deadline + (LATE_S if entry.active is not None else 0.0)
-                ]
-                for entry in overdue:
-                    self._queue.remove(entry)
-            for entry in overdue:
-                self._fail(entry, late(entry.allowed_s))
+        while not self._closing.wait(WATCH_S):
+            self._fail_late()
 
     # Called by the engine thread
 

@@ -21,7 +21,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.admission_queue import Accepted
-from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, QueuedService, late
+from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, WATCH_S, QueuedService
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
 from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
@@ -76,6 +76,7 @@ class ReplicatedService(QueuedService[_Entry]):
         """Start to watch the replicas. Does not block."""
         self._thread.start()
         self._soon(self._watch())
+        self._soon(self._watch_deadlines())
 
     def wait_until_ready(self, timeout_s: float | None = None) -> None:
         """Wait for the first replica; raises TimeoutError after `timeout_s` seconds."""
@@ -118,7 +119,7 @@ class ReplicatedService(QueuedService[_Entry]):
             entry = _Entry(ask=ask, handle=self._new_handle(), limit_s=self.limits.timeout_s)
             self._enter(entry)
             self._queue.make_ready(entry)
-        self._loop.call_soon_threadsafe(self._accept, entry)
+        self._loop.call_soon_threadsafe(self._hand_out)
         return entry.handle
 
     def status(self) -> ServiceStatus:
@@ -213,6 +214,12 @@ class ReplicatedService(QueuedService[_Entry]):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), _REPORT_S)
 
+    async def _watch_deadlines(self) -> None:
+        """Fail late requests, which ends them in their replicas too."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            self._fail_late()
+
     def _take(self, reports: Sequence[ReplicaReport]) -> None:
         names = {report.name for report in reports}
         with self._changed:
@@ -228,19 +235,6 @@ class ReplicatedService(QueuedService[_Entry]):
         for name in before - names:
             _log.info("replica %s is gone", name)
         self._hand_out()
-
-    def _accept(self, entry: _Entry) -> None:
-        if not entry.ask.is_background:
-            left_s = max(0.0, entry.deadline - time.perf_counter())
-            self._loop.call_later(left_s, self._expire, entry)
-        self._hand_out()
-
-    def _expire(self, entry: _Entry) -> None:
-        """Fail a request that is still in the queue. A request that a replica has is failed by the replica."""
-        with self._changed:
-            is_waiting = self._queue.remove(entry)
-        if is_waiting:
-            self._fail(entry, late(entry.allowed_s))
 
     def _hand_out(self) -> None:
         """Give waiting requests to the replicas, as far as they have room."""
@@ -260,11 +254,7 @@ class ReplicatedService(QueuedService[_Entry]):
         try:
             if entry.ask.picture is not None:
                 entry.digest = await _digest(entry.ask.picture)
-            left_s = None if math.isinf(entry.deadline) else entry.deadline - time.perf_counter() + LATE_S
-            async with asyncio.timeout(left_s):
-                answer = await self._try(entry)
-        except TimeoutError:
-            answer = entry.failed(late(entry.allowed_s))
+            answer = await self._try(entry)
         except asyncio.CancelledError:
             answer = entry.failed(CANCELLED)
         except Exception as error:

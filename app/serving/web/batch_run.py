@@ -23,6 +23,7 @@ from llama_adapter.app.jobs.report import Tally
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.reading.views import data_address
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.room import Room
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.app.serving.web.run_history import RunFigures, stage_differences
@@ -109,7 +110,7 @@ class BatchRun:
         self._ended: float | None = None
         self._marks: deque[tuple[float, int]] = deque([(self._started, 0)])
         self._stages_before = self._stages_after = service.stage_seconds()
-        self._budget = ByteBudget(max(1, service.limits.max_waiting_bytes // 8))
+        self._room = Room(most_bytes=service.limits.max_waiting_bytes // 8)
         self._reading = asyncio.Semaphore(2)
 
     async def results(self) -> AsyncGenerator[list[Result]]:
@@ -200,7 +201,7 @@ class BatchRun:
         try:
             async with self._reading:  # a few at once, because the bytes that are read wait in memory
                 data = await asyncio.to_thread(file.read)
-                await self._budget.acquire(len(data))
+                await self._room.take(len(data))
         except PictureError as error:
             reason, asked = AnswerError(code=error.code, message=error.message), self._question
             prompt = asked.shown(self._info.default_prompt)
@@ -209,7 +210,7 @@ class BatchRun:
             handle = await self._submit(file.name, data)
             return None if handle is None else await self._follow(index, handle, file.name, data)
         finally:
-            await self._budget.release(len(data))
+            self._room.give_back(len(data))
 
     async def _submit(self, name: str, data: bytes) -> RequestHandle | None:
         """Submit a picture, waiting while the service is busy; returns its handle, None if the run was stopped."""
@@ -276,23 +277,3 @@ async def _thumbnail(service: Service, picture: bytes, *, name: str, client: str
     except Exception:  # a missing thumbnail must not lose the answer
         return None
     return None if view.pixels is None else data_address(Image.fromarray(view.pixels))
-
-
-class ByteBudget:
-    """Limits the bytes that tasks of one event loop hold at once. A file above the limit passes if it is alone."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._used = most, 0
-        self._freed = asyncio.Condition()
-
-    async def acquire(self, num_bytes: int) -> None:
-        """Wait until there is room for `num_bytes`, and take it."""
-        async with self._freed:
-            await self._freed.wait_for(lambda: self._used == 0 or self._used + num_bytes <= self._most)
-            self._used += num_bytes
-
-    async def release(self, num_bytes: int) -> None:
-        """Release the room of `num_bytes`."""
-        async with self._freed:
-            self._used -= num_bytes
-            self._freed.notify_all()

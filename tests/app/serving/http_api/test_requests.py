@@ -24,7 +24,6 @@ from llama_adapter.app.serving.http_api.schemas import (
     UNSUPPORTED_IN_RESPONSES,
 )
 from llama_adapter.app.serving.online.types import BusyError
-from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.golden import ROOT
@@ -56,19 +55,6 @@ def api() -> TestClient:
 def sent(api: TestClient, content: Any, *, kind: str = "application/json", path: str = CHAT) -> httpx.Response:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     return api.post(path, content=body, headers={"content-type": kind} if kind else {})
-
-
-def test_the_service_is_asked_what_the_request_says() -> None:
-    service = StubService()
-    api = api_of(service)
-    sent(api, chat(user(image(), "What?"), temperature=0.5, seed=3, stop=".", max_tokens=4))
-    sent(api, chat(user(image())))
-
-    first, second = service.asks
-    assert first.picture.startswith(b"\x89PNG")
-    assert (first.prompt, first.stop) == ("What?", (".",))
-    assert first.sampling == SamplingParams(max_new_tokens=4, temperature=0.5, seed=3)
-    assert (second.prompt, second.sampling) == ("Describe it.", SamplingParams())
 
 
 def responses(content: Any = "What?", **parameters: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import re
-from contextlib import closing
 from typing import Any
 
 import jsonschema
@@ -29,6 +28,7 @@ from llama_adapter.llm.picture_format import PictureFormat
 from tests.app.serving.http_api.live import INFO, answer, api_of, failed
 from tests.app.serving.http_api.requests import CHAT as CHAT_PATH
 from tests.app.serving.http_api.requests import RED_STAR, chat, data_uri, image, json_schema, user
+from tests.app.serving.online.waiting import started
 
 COLOUR = {"enum": ["red", "blue"], "type": "string", "description": "What color is it?", "title": "Colour"}
 STAR = {"type": "boolean", "description": "Is it a star?"}
@@ -313,9 +313,7 @@ def test_the_service_answers_in_each_form_or_says_why_not() -> None:
     def sent(**parameters: Any) -> Any:
         return api.post(CHAT_PATH, json=chat(asked, **parameters)).json()
 
-    with closing(Service(Captioner.load)) as service:
-        service.start()
-        service.wait_until_ready(60)
+    with started(Service(Captioner.load)) as service:
         api = api_of(service)
         (one,) = sent(guided_regex="(red|blue) [a-z]{2,5}!")["choices"]
         several = sent(json_schema=array, n=3, seed=4, temperature=1)["choices"]

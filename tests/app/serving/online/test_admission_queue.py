@@ -40,16 +40,18 @@ def test_background_requests_go_last_but_do_not_wait_for_ever() -> None:
     assert not queue.has_ready
 
 
-def test_background_requests_leave_the_queue_to_others() -> None:
-    queue = AdmissionQueue(ServiceLimits(max_waiting=2, max_waiting_bytes=10))
+@pytest.mark.parametrize("limits", [ServiceLimits(max_waiting=2), ServiceLimits(max_waiting_bytes=10)])
+def test_background_requests_leave_the_queue_to_others(limits: ServiceLimits) -> None:
+    queue = AdmissionQueue(limits)
     for number in range(3):
         add(queue, number, is_background=True, client="batch")
     for number in range(2):
         add(queue, number, client="other")
-    with pytest.raises(BusyError):
+    with pytest.raises(BusyError, match="full"):
         add(queue, 3, client="another")
 
     assert len(queue.take_ready(100, most_background=100)) == 5
+    add(queue, 3, client="another")  # there is room again
 
 
 def test_background_requests_count_towards_the_limit_of_their_client_and_are_not_refused() -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -290,15 +290,6 @@ def test_full_queue_refuses_with_retry_after(start: Starter) -> None:
     assert service.submit(ask(4, client="a")).result().error is None
 
 
-def test_waiting_pictures_have_a_byte_limit(start: Starter) -> None:
-    service, gate, _ = held(start, limits=ServiceLimits(max_waiting_bytes=len(BYTES[1]) + 10))
-    service.submit(ask(1))
-
-    with pytest.raises(BusyError):
-        service.submit(ask(2))
-    gate.open()
-
-
 def test_background_requests_leave_a_row_to_others_and_wait_without_a_deadline(start: Starter) -> None:
     class Counting(Gate):
         most = 0
@@ -415,8 +406,7 @@ def test_loading_the_engine_is_retried_until_it_works_and_requests_are_refused_m
             raise RuntimeError("the device is away")
         return Captioner.load(batch_size=1)
 
-    service = Service(load)
-    try:
+    with closing(Service(load)) as service:
         service.start()
         service.wait_until_ready(WAIT_S)
         failing_steps(monkeypatch, times=1)
@@ -428,8 +418,6 @@ def test_loading_the_engine_is_retried_until_it_works_and_requests_are_refused_m
             ("The engine failed and is restarting", 2.0)
         }
         assert service.submit(ask(0)).result().error is None
-    finally:
-        service.close()
 
 
 def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,16 +442,13 @@ def test_observer_errors_do_not_affect_answers(start: Starter, monkeypatch: pyte
 
 
 def test_load_error_reaches_wait_until_ready() -> None:
-    service = Service(lambda: Captioner.load(model="no such bundle"))
-    try:
+    with closing(Service(lambda: Captioner.load(model="no such bundle"))) as service:
         service.start()
         with pytest.raises(Exception, match="no such bundle"):
             service.wait_until_ready(WAIT_S)
         assert service.status().state == "failed"
         with pytest.raises(UnavailableError):
             service.submit(ask(0))
-    finally:
-        service.close()
 
 
 def test_draining_finishes_accepted_requests_and_refuses_new_ones(start: Starter) -> None:

@@ -12,6 +12,7 @@ import pytest
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.online import base
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.types import BusyError, Observer, ServiceLimits, UnavailableError
 from llama_adapter.app.serving.replicas.service import MAX_TRIES, ReplicatedService
@@ -212,19 +213,32 @@ def test_cancelling_ends_a_request_here_and_in_its_replica() -> None:
         running.cancel()  # no effect
 
 
-def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_time_that_is_left() -> None:
+def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "LATE_S", WAIT_S)
     gate = Gate()
     replicas = StubReplicas(gate, names="a", most=1)
     with service_of(replicas, timeout_s=30.0) as service:
         running = service.submit(ask(timeout_s=20.0))
         wait_for(lambda: replicas.num_now == 1)
-        assert error_of(service.submit(ask(timeout_s=0.05)).result()) == "deadline"
+        late = service.submit(ask(timeout_s=0.05)).result()
+        assert error_of(late) == "deadline"
+        assert late.ms["total"] < 1e3 * WAIT_S, "only a request that a replica has gets more time"
         gate.is_open.set()
         assert running.result().error is None
 
     left_s = replicas.asked[0][0].timeout_s
     assert left_s is not None
     assert 0 < left_s <= 20.0
+
+
+def test_a_late_request_that_its_replica_does_not_end_is_ended_there_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "LATE_S", 0.0)
+    replicas = StubReplicas(Gate(), names="a", most=1)
+    with service_of(replicas) as service:
+        assert error_of(service.submit(ask(timeout_s=0.5)).result()) == "deadline"
+        wait_for(lambda: replicas.num_closed == 1)
 
 
 def test_without_a_replica_that_is_ready_requests_are_refused_until_one_is() -> None:

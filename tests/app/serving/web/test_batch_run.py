@@ -18,7 +18,7 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.command_line import main as cli
 from llama_adapter.app.serving.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
 from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
-from llama_adapter.app.serving.web.batch_run import BatchRun, ByteBudget, PictureFile, Result
+from llama_adapter.app.serving.web.batch_run import BatchRun, PictureFile, Result
 from llama_adapter.app.serving.web.run_history import RunFigures
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.throughput import IN_FLIGHT, measure
@@ -216,29 +216,3 @@ def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> Non
     asyncio.run(main())
     assert [figures.in_flight for figures in history] in ([], [1])
     assert service.wait_until_idle(60)
-
-
-def test_bytes_wait_until_there_is_room_and_a_large_file_goes_alone() -> None:
-    async def main() -> list[str]:
-        budget, order = ByteBudget(10), []
-
-        async def use(name: str, size: int, may_end: asyncio.Event) -> None:
-            await budget.acquire(size)
-            order.append(f"{name} begins")
-            await may_end.wait()
-            order.append(f"{name} ends")
-            await budget.release(size)
-
-        ends = [asyncio.Event() for _ in range(3)]
-        tasks = [
-            asyncio.create_task(use(name, size, end)) for name, size, end in zip("abc", (6, 6, 50), ends, strict=True)
-        ]
-        for end in ends:
-            await asyncio.sleep(0)
-            end.set()
-        await asyncio.gather(*tasks)
-        return order
-
-    order = asyncio.run(main())
-    assert order.index("a ends") < order.index("b begins")
-    assert order.index("b ends") < order.index("c begins")
