@@ -118,7 +118,7 @@ class SidecarFiles:
 
     def write(self, picture: str, text: str) -> None:
         """Write one text, or count it as refused. Raises OSError for errors that concern all files."""
-        place = self._place(picture)
+        place = place_of(picture) if self._is_beside else os.path.join(self._roots[0], safe_path(picture))
         try:
             if self._is_beside:
                 self._check(place)
@@ -134,11 +134,6 @@ class SidecarFiles:
             if name != os.path.basename(self._names.usual(place)):
                 self.num_other_names += 1
                 self.other_name = self.other_name or (os.path.basename(place), name)
-
-    def _place(self, picture: str) -> str:
-        if not self._is_beside:
-            return os.path.join(self._roots[0], safe_path(picture))
-        return place_of(picture)
 
     def _check(self, place: str) -> None:
         """Raise `_RefusedError` if no text may be written next to this picture."""
