@@ -36,7 +36,7 @@ PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Imag
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
-_TURN_UPRIGHT: Final = {
+_TURN_UPRIGHT: Final = {  # by the EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -45,12 +45,7 @@ _TURN_UPRIGHT: Final = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAP_SIDES: Final = {
-    Image.Transpose.TRANSPOSE,
-    Image.Transpose.ROTATE_270,
-    Image.Transpose.TRANSVERSE,
-    Image.Transpose.ROTATE_90,
-}
+_SWAP_SIDES: Final = (5, 6, 7, 8)
 _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
 
 
@@ -126,18 +121,18 @@ def load_picture(
         except PictureError as error:
             error.digest = digest
             raise
-    method = _TURN_UPRIGHT.get(_orientation_tag(image)) if orientation == "upright" else None
+    tag = _orientation_tag(image) if orientation == "upright" else 1
     notes: list[PictureNote] = ["damaged"] if is_damaged else []
     try:
         if (on_white := _guarded(lambda: _on_white(image), name=name)) is not None:
             notes.append("transparent")
             image = on_white if transparency == "white" else image
-        if method is not None:
+        if (method := _TURN_UPRIGHT.get(tag)) is not None:
             image = _guarded(lambda: image.transpose(method), name=name)
     except PictureError as error:
         error.digest = digest
         raise
-    if method in _SWAP_SIDES:
+    if tag in _SWAP_SIDES:
         width, height = height, width
     return LoadedPicture(image=image, name=name, digest=digest, width=width, height=height, notes=tuple(notes))
 

@@ -14,7 +14,6 @@ from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 
 # `{stem}` is a variable; `{{` and `}}` stand for single braces. Other text in braces, such as JSON, is left unchanged.
 _PIECES = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
-PICTURE_VARIABLES = ("stem", "name", "parent", "path")
 
 
 class TemplateError(LlamaAdapterError):
@@ -66,7 +65,7 @@ def questions_about(own: Sequence[QuestionFields], *, common: Sequence[Question]
 
 
 def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a picture: `PICTURE_VARIABLES`, from its name, and the columns of its table row."""
+    """The variables of a picture: stem, name, parent and path, from its name, and the columns of its table row."""
     label = name_as_text(label)
     path = PurePosixPath(label)
     own = {"stem": path.stem, "name": path.name, "parent": path.parent.name, "path": label}

@@ -4,10 +4,12 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import PIL
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from scripts.service_bench.bad_files import chunk
 from tests.odd_pictures.damaged import jpeg_markers
@@ -108,42 +110,26 @@ def tiff(
 ) -> bytes:
     """A TIFF of (height, width, values) with the type and byte order of `pixels`; the strips follow the tags."""
     height, width, num_values = pixels.shape
-    order = ">" if pixels.dtype.str.startswith(">") else "<"
     data = pixels.tobytes()
     strip = len(data) // num_strips
-    sample_format = {"u": 1, "i": 2, "f": 3, "c": 6}[pixels.dtype.kind]
-    place, entry, count = ("Q", "HHQ", "Q") if is_big else ("I", "HHI", "H")
-    head = (b"II" if order == "<" else b"MM") + (
-        struct.pack(order + "HHHQ", 43, 8, 0, 16) if is_big else struct.pack(order + "HI", 42, 8)
-    )
-    values = {
-        256: ("I", [width]),
-        257: ("I", [height]),
-        258: ("H", [bits or pixels.dtype.itemsize * 8] * num_values),
-        259: ("H", [compression]),
-        262: ("H", [(2 if num_values == 3 else 1) if photometric is None else photometric]),
-        273: ("I", [0] * num_strips),
-        277: ("H", [num_values]),
-        278: ("I", [height // num_strips]),
-        279: ("I", [strip] * num_strips),
-        339: ("H", [sample_format] * num_values),
-    }
-    width_of_place = struct.calcsize(order + place)
-    page_size = struct.calcsize(order + count) + len(values) * struct.calcsize(order + entry + place) + width_of_place
-    behind = len(head) + page_size
-    sizes = [struct.calcsize(f"{order}{len(numbers)}{code}") for code, numbers in values.values()]
-    first_strip = behind + sum(size for size in sizes if size > width_of_place)
-    values[273] = ("I", [first_strip + strip * number for number in range(num_strips)])
-    page, more = struct.pack(order + count, len(values)), b""
-    for tag, (code, numbers) in values.items():
-        packed = struct.pack(f"{order}{len(numbers)}{code}", *numbers)
-        page += struct.pack(order + entry, tag, {"H": 3, "I": 4}[code], len(numbers))
-        if len(packed) > width_of_place:
-            page += struct.pack(order + place, behind + len(more))
-            more += packed
-        else:
-            page += packed.ljust(width_of_place, b"\0")
-    return head + page + bytes(width_of_place) + more + data
+    order = b"MM" if pixels.dtype.str.startswith(">") else b"II"
+    tags = ImageFileDirectory_v2(order + (b"+\0" + bytes(12) if is_big else b"*\0" + bytes(4)))
+    for tag, value in {
+        256: width,
+        257: height,
+        258: [bits or pixels.dtype.itemsize * 8] * num_values,
+        259: compression,
+        262: (2 if num_values == 3 else 1) if photometric is None else photometric,
+        273: [strip * number for number in range(num_strips)],  # from the end of the tags on
+        277: num_values,
+        278: height // num_strips,
+        279: [strip] * num_strips,
+        339: [{"u": 1, "i": 2, "f": 3, "c": 6}[pixels.dtype.kind]] * num_values,
+    }.items():
+        tags[tag] = value
+    file = BytesIO()
+    tags.save(file)
+    return file.getvalue() + data
 
 
 # BMP

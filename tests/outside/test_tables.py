@@ -1,6 +1,7 @@
 """Tables and JSON as people have them: each gives the same pictures and questions to jobs and to labelled data."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
 from tests.app.command import Run
+from tests.app.pictures.inputs.files import message
 
 HERE = Path(__file__).parent
 COLOR = "What color is the circle?"
@@ -17,9 +19,10 @@ COLORS = ("red", "blue", "green")
 ASKED = [("red.png", COLOR), ("blue.png", COLOR)]
 CAPTIONS = [(f"{number}.png", None, f"a large {COLORS[number % 3]} circle") for number in range(6)]
 DESCRIBED = [(name, "Describe", text) for name, _, text in CAPTIONS]
+SINGLE = [(name, COLOR, COLORS[number % 3]) for number, (name, *_) in enumerate(CAPTIONS)]
 # What `ask` reads: pictures with their questions, or words of the error of the whole file.
 QUESTIONS: dict[str, Any] = {
-    "tables/blank-image.csv": [("blank-image.csv:2", "its cell `image` is empty"), ASKED[0]],
+    "tables/blank-image.csv": [("blank-image.csv:2", "its cell `image` is empty; correct that line."), ASKED[0]],
     "tables/blank-input.csv": ASKED,
     "tables/blank-question.csv": [ASKED[0], ("blue.png", None)],
     "tables/semicolon.csv": [("red.png", None)],
@@ -39,18 +42,23 @@ ANSWERS: dict[str, Any] = {
     "tables2/no-header-captions.csv": QUESTIONS["tables2/no-header-captions.csv"],
     "json-sets/dict.json": CAPTIONS,
     "json-sets/karpathy.json": CAPTIONS,
+    "json-sets/single.json": SINGLE,
     "hf-conv/metadata.jsonl": DESCRIBED,
     "hf-conv": DESCRIBED,
 }
 SAME = ("json-sets/dict.json", "json-sets/karpathy.json", "json-sets/single.json", "hf-conv/metadata.jsonl")
+QUESTIONS |= {name: [row[:2] for row in ANSWERS[name]] for name in SAME}
 
 
 def asked(path: Path) -> list[tuple[str, str | None]]:
-    """The names and questions that a job reads; an error's message in place of a question."""
+    """The names and questions that a job reads; the fault of a row in place of a question."""
     spec = InputSpec(manifests=(str(path),))
     check_inputs(spec)
     return [
-        (Path(item.label).name, item.error.message if item.error else question and question.instruction)
+        (
+            Path(item.label).name,
+            message(item).partition(", but ")[2] if item.error else question and question.instruction,
+        )
         for item in read_inputs(spec)
         for question in item.questions or (None,)
     ]
@@ -68,34 +76,19 @@ def examples(folder: Path, data: object) -> Examples:
     return read_examples(str(folder / "t.json"), digests=False, looks=False)
 
 
-@pytest.mark.parametrize(("name", "right"), QUESTIONS.items(), ids=QUESTIONS)
-def test_a_job_reads_pictures_and_questions(name: str, right: Any) -> None:
+@pytest.mark.parametrize(
+    ("read", "name", "right"),
+    [(read, *case) for read, cases in ((asked, QUESTIONS), (answered, ANSWERS)) for case in cases.items()],
+)
+def test_jobs_read_pictures_and_questions_and_labelled_data_answers_too(
+    read: Callable[[Path], object], name: str, right: object
+) -> None:
     if isinstance(right, str):
         with pytest.raises(InputsError) as refused:
-            asked(HERE / name)
-        assert right in refused.value.message
-        return
-    found = asked(HERE / name)
-    shown = [
-        (one, wanted if wanted and said and wanted in said else said)
-        for (one, said), (_, wanted) in zip(found, right, strict=True)
-    ]
-    assert shown == right
-
-
-@pytest.mark.parametrize(("name", "right"), ANSWERS.items(), ids=ANSWERS)
-def test_labelled_data_have_pictures_questions_and_answers(name: str, right: Any) -> None:
-    if isinstance(right, str):
-        with pytest.raises(InputsError) as refused:
-            answered(HERE / name)
+            read(HERE / name)
         assert right in refused.value.message
     else:
-        assert answered(HERE / name) == right
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_jobs_and_labelled_data_read_the_same(name: str) -> None:
-    assert [(picture, question) for picture, question, _ in answered(HERE / name)] == asked(HERE / name)
+        assert read(HERE / name) == right
 
 
 def test_each_pair_of_turns_is_an_example_and_a_row_without_picture_a_text() -> None:
@@ -211,19 +204,6 @@ def test_empty_cells_of_a_table_of_texts_name_no_picture(tmp_path: Path) -> None
     found = read_examples(str(tmp_path / "t.csv"))
     assert [one.item.source for one in found.examples] == [None, None]
     assert not found.problems
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"image": "A" * 4097, "answer": "a"}, "its cell `image` holds a picture as text"),
-        ({"image": "data:image/png;base64,iVBORw0", "answer": "a"}, "its cell `image` holds a picture as text"),
-        ({"image": "a.png", "captions": "['a', 'b']"}, "its captions begin like a JSON list, but are not valid JSON"),
-        ({"image": "a.png", "captions": '["a", "b'}, "its captions begin like a JSON list, but are not valid JSON"),
-    ],
-)
-def test_what_other_programs_write_into_cells_is_said(row: dict[str, str], reason: str, tmp_path: Path) -> None:
-    assert reason in str(examples(tmp_path, [row]).problems[0])
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,8 @@ def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "r
 
         importlib.import_module(package)
     except ImportError as error:
-        raise UsageError(
-            f"--engine ray needs the package ray, and {_missing(error)}", hint=install_hint(extra)
-        ) from error
+        missing = f"{error.name} is missing" if error.name else str(error)
+        raise UsageError(f"--engine ray needs the package ray, and {missing}", hint=install_hint(extra)) from error
     if ray.is_initialized():
         _quieten()
         yield _described(address="joined before")
@@ -167,10 +166,6 @@ def _quieten() -> None:
     """Reduce Ray's logging to errors: errors end a job with one sentence, and Ray's log files have the details."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-
-
-def _missing(error: ImportError) -> str:
-    return f"{error.name} is missing" if error.name else str(error)
 
 
 def raise_problem(problem: Problem, *, host: str) -> NoReturn:

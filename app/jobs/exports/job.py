@@ -15,7 +15,6 @@ from llama_adapter.app.captioning.decisions.calibration import Calibration, read
 from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.jobs.exports import outputs
-from llama_adapter.app.jobs.exports.formats import SidecarNames
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
@@ -110,19 +109,9 @@ def run_export_records(job: ExportRecordsJob) -> int:
 
 def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs.Row]) -> int:
     below, template = _writable(job, found.paths), outputs.Template(job.template or "{text}")
-    is_xmp = job.to == "xmp"
-    files = SidecarFiles(
-        job.out,
-        existing=job.existing or ("replace" if job.force else "refuse"),
-        below=below,
-        names=SidecarNames(
-            suffix=job.suffix or (".xmp" if is_xmp else ".txt"),
-            is_added=is_xmp and job.suffix is None,
-            is_beside=job.out is None,
-        ),
-        text_format=XMP if is_xmp else PLAIN_TEXT,
-    )
-    with files:
+    existing = job.existing or ("replace" if job.force else "refuse")
+    text_format = XMP if job.to == "xmp" else PLAIN_TEXT
+    with SidecarFiles(job.out, existing=existing, below=below, text_format=text_format, suffix=job.suffix) as files:
         for row in rows:
             files.write(row.picture, template.fill(row))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""

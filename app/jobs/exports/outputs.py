@@ -247,11 +247,7 @@ def parquet_schema() -> Any:
     numbers = pa.map_(pa.string(), pa.float64())
     return pa.schema(
         [
-            pa.field("id", pa.string(), nullable=False),
-            pa.field("picture", pa.string(), nullable=False),
-            pa.field("prompt", pa.string(), nullable=False),
-            pa.field("text", pa.string(), nullable=False),
-            pa.field("finish", pa.string(), nullable=False),
+            *(pa.field(name, pa.string(), nullable=False) for name in ("id", "picture", "prompt", "text", "finish")),
             pa.field("choice", numbers),  # probabilities before calibration
             pa.field("decision", pa.string()),
             pa.field("probability", pa.float64()),
@@ -266,23 +262,17 @@ def parquet_schema() -> Any:
 
 
 def _cells(row: Row) -> dict[str, Any]:
-    record, error = row.record, row.record["error"]
-    return {
-        **{name: _text(record[name]) for name in ("id", "picture", "prompt", "text", "finish", "run")},
-        "choice": None if record["choice"] is None else list(_pairs(record["choice"])),
-        **{name: _text(value) if isinstance(value, str) else value for name, value in row.decided.items()},
-        "tokens": record["tokens"],
-        "unfamiliar": record.get("unfamiliar"),
-        "error_code": None if error is None else _text(error["code"]),
-        "error_message": None if error is None else _text(error["message"]),
-        "ms": list(_pairs(record["ms"])),
-    }
+    """The values of a row by the names of columns, and others of the record, which have no column."""
+    error: Mapping[str, object] = row.record["error"] or {}
+    of_error = {f"error_{name}": error.get(name) for name in ("code", "message")}
+    return {name: _cell(value) for name, value in {**row.record, **row.decided, **of_error}.items()}
 
 
-def _pairs(values: Mapping[str, float | None]) -> Iterator[tuple[str, float | None]]:
-    return ((_text(name), value) for name, value in values.items())
-
-
-def _text(text: str) -> str:
-    """Text as valid UTF-8: lone surrogates, which a record may contain, become escapes."""
-    return text.encode(errors="backslashreplace").decode()
+def _cell(value: Any) -> Any:
+    """A value as Arrow takes it: maps as pairs, and lone surrogates, which a record may contain, as escapes."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case dict():
+            return [(_cell(name), one) for name, one in value.items()]
+    return value

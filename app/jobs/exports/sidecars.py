@@ -52,9 +52,11 @@ class Refusals:
 class TextFormat(NamedTuple):
     """How a text is kept in a file. Both functions raise ValueError with the reason."""
 
+    suffix: str  # the usual one of files
     is_whole: bool  # whether a file is its text; otherwise it has more, which must not be lost
     read: Callable[[bytes], str]  # the text in a file, "" for none
     write: Callable[[str, bytes | None], bytes]  # the content of a file with this text, from its present content
+    is_added: bool = False  # whether `suffix` is added to that of the picture, as in `a.png.xmp`; else it replaces that
 
 
 def _read_plain(data: bytes) -> str:
@@ -65,9 +67,10 @@ def _read_plain(data: bytes) -> str:
 
 
 PLAIN_TEXT: Final = TextFormat(
-    is_whole=True, read=_read_plain, write=lambda text, data: text.encode(errors="backslashreplace") + b"\n"
+    ".txt", is_whole=True, read=_read_plain, write=lambda text, data: text.encode(errors="backslashreplace") + b"\n"
 )
-XMP: Final = TextFormat(is_whole=False, read=description_of, write=with_description)  # the rest of a file is kept
+# The rest of a file is kept.
+XMP: Final = TextFormat(".xmp", is_whole=False, read=description_of, write=with_description, is_added=True)
 
 
 class SidecarFiles:
@@ -83,13 +86,14 @@ class SidecarFiles:
         *,
         existing: Existing = "refuse",
         below: Sequence[str] = (),
-        names: SidecarNames | None = None,
         text_format: TextFormat = PLAIN_TEXT,
+        suffix: str | None = None,
     ) -> None:
         """With `out`, texts are written into this folder, by `safe_path`, without following links.
 
         With None, texts are written next to the pictures, but only for existing pictures that lie below one of the
-        folders `below` after all links are resolved. `existing` is for files with another text.
+        folders `below` after all links are resolved. `existing` is for files with another text. `suffix` replaces that
+        of the pictures; None: the usual suffix of `text_format`.
         """
         self.num_written = self.num_same = self.num_kept = 0  # same: the file existed with this text
         self.num_other_names = 0  # texts whose names are not the picture's with another suffix
@@ -97,8 +101,9 @@ class SidecarFiles:
         self.refusals = Refusals()
         self.num_outside = 0  # number of pictures outside of all allowed folders
         self.outside: str | None = None  # the common folder of these pictures
-        self._existing, self._format = existing, text_format
-        self._names, self._is_beside = names or SidecarNames(), out is None
+        self._existing, self._format, self._is_beside = existing, text_format, out is None
+        is_added = suffix is None and text_format.is_added
+        self._names = SidecarNames(suffix=suffix or text_format.suffix, is_added=is_added, is_beside=self._is_beside)
         if out is not None:
             os.makedirs(out, exist_ok=True)
         self._roots = tuple(dict.fromkeys(map(os.path.realpath, below if out is None else [out])))
@@ -113,7 +118,7 @@ class SidecarFiles:
 
     def write(self, picture: str, text: str) -> None:
         """Write one text, or count it as refused. Raises OSError for errors that concern all files."""
-        place = self._place(picture)
+        place = place_of(picture) if self._is_beside else os.path.join(self._roots[0], safe_path(picture))
         try:
             if self._is_beside:
                 self._check(place)
@@ -129,11 +134,6 @@ class SidecarFiles:
             if name != os.path.basename(self._names.usual(place)):
                 self.num_other_names += 1
                 self.other_name = self.other_name or (os.path.basename(place), name)
-
-    def _place(self, picture: str) -> str:
-        if not self._is_beside:
-            return os.path.join(self._roots[0], safe_path(picture))
-        return place_of(picture)
 
     def _check(self, place: str) -> None:
         """Raise `_RefusedError` if no text may be written next to this picture."""

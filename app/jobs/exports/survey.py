@@ -29,19 +29,6 @@ class Selection:
     only_answers: bool = False  # no records with an error
     skip_unfamiliar: bool = False  # no records of pictures that are unlike the training data
 
-    def takes(self, record: Record) -> bool:
-        """Whether a record is selected."""
-        is_wanted = self.takes_prompt(record) and not self.is_unfamiliar(record)
-        return is_wanted and (record["error"] is None or not self.only_answers)
-
-    def takes_prompt(self, record: Record) -> bool:
-        """Whether a record has the selected prompt."""
-        return self.prompt is None or record["prompt"] == self.prompt
-
-    def is_unfamiliar(self, record: Record) -> bool:
-        """Whether a record is left out because its picture is unlike the training data."""
-        return self.skip_unfamiliar and record.get("unfamiliar") is True
-
 
 @dataclass(kw_only=True, slots=True)
 class Survey:
@@ -133,9 +120,12 @@ def survey(paths: Sequence[str], selection: Selection) -> Survey:
             for name in superseded_names(record):
                 superseded[picture_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
-            meant.append(selection.takes_prompt(record))
-            unfamiliar.append(selection.is_unfamiliar(record))
-            _remember(found, record)
+            meant.append(selection.prompt in (None, record["prompt"]))
+            unfamiliar.append(selection.skip_unfamiliar and record.get("unfamiliar") is True)
+            if len(found.prompts) < MAX_REMEMBERED:
+                found.prompts.setdefault(record["prompt"])
+            if meant[-1] and not unfamiliar[-1] and not (failed[-1] and selection.only_answers):
+                _remember(found, record)
         found.num_lines.append(len(pictures) - num_before)
     found._pictures, found._prompts, ids_N, runs_N = (
         np.array(keys, dtype=np.uint64) for keys in (pictures, prompts, ids, runs)
@@ -178,10 +168,7 @@ def _is_last(*keys: Keys, later: NDArray[np.bool_] | None = None) -> NDArray[np.
 
 
 def _remember(found: Survey, record: Record) -> None:
-    if len(found.prompts) < MAX_REMEMBERED:
-        found.prompts.setdefault(record["prompt"])
-    if not found.selection.takes(record):
-        return
+    """Remember the choices and the run of a selected record."""
     if record["choice"] is not None and len(found.choices) < MAX_REMEMBERED:
         found.choices.setdefault(tuple(record["choice"]))
     if len(found.runs) < MAX_REMEMBERED:

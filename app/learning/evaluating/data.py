@@ -65,8 +65,13 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     Missing and unreadable pictures are left out; other errors in the data are raised. Raises InputsError, UsageError
     and OSError.
     """
-    columns = Columns(choices=settings.choices, question=settings.question, fields=settings.sample_fields)
-    found = read_examples(*settings.data, columns=columns, pictures=settings.picture_folder)
+    columns = Columns(
+        choices=settings.choices,
+        question=settings.question,
+        pictures=settings.picture_folder,
+        fields=settings.sample_fields,
+    )
+    found = read_examples(*settings.data, columns=columns)
     chosen = None if settings.split is None else split_name(settings.split)
     if chosen != ALL_SPLITS:
         check_split_names(found, report=found.refuse if chosen is None else found.warn, chosen=chosen)

@@ -28,7 +28,7 @@ class _Row(NamedTuple):
     line: int = 0
 
 
-def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Examples | None:
+def known_examples(path: str, *, columns: Columns) -> Examples | None:
     """The examples of a known set, given as its folder or one of its files; None if `path` is no known set.
 
     Malformed entries are problems. Raises InputsError if a file is unusable or a folder has several sets.
@@ -51,7 +51,7 @@ def known_examples(path: str, *, columns: Columns, pictures: str | None) -> Exam
     examples = Examples()
     for known, file, match in matches:
         near = os.path.dirname(file)
-        folders = (near, os.path.join(near, os.pardir)) if pictures is None else (pictures,)
+        folders = (near, os.path.join(near, os.pardir)) if columns.pictures is None else (columns.pictures,)
         rows = known.rows(str(file), match, folders)
         examples.extend(_examples(rows, columns=columns))
     return examples

@@ -1,7 +1,7 @@
 """The order in which pictures are labelled: the least certain and most different ones first. Pure functions.
 
 The least certain pictures are those with the smallest margin between the two likeliest choices (Scheffer et al. 2001).
-Among them, each next picture is the one that is farthest from all pictures that are known or already chosen: the
+Among them, the next picture is the one that is farthest from all pictures that are known or already chosen: the
 farthest-first traversal of Gonzalez 1985, which Sener and Savarese 2018 (arXiv:1708.00489) use as k-center greedy.
 """
 
@@ -15,39 +15,25 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating]
 
-LEAST_CERTAIN: Final = 0.25  # share of the pictures among which the most different ones are searched
+LEAST_CERTAIN: Final = 0.25  # share of the pictures among which the most different one is searched
 
 
-def next_to_label(
-    probabilities_BC: Floats, features_BD: Floats, known_KD: Floats, *, count: int, share: float = LEAST_CERTAIN
-) -> list[int]:
-    """Indices of the `count` pictures to label next, in order; of all pictures if there are fewer.
+def next_to_label(probabilities_BC: Floats, features_BD: Floats, known_KD: Floats) -> int:
+    """The index of the picture to label next.
 
     Parameters:
-        probabilities_BC: the model's probability of each choice, (B, C) with at least two choices.
+        probabilities_BC: the model's probability of each choice, (B, C) with at least one picture and two choices.
         features_BD: numbers that are close for pictures that look alike, (B, D).
-        known_KD: the features of pictures that are labelled, or will be before these; K may be 0. Then the first
-            picture is the least certain one.
-        share: the share of the pictures that counts as least certain, at least `count` of them.
+        known_KD: the features of pictures that are labelled, or will be before this one; K may be 0. Then it is the
+            least certain picture.
 
-    Of pictures at the same distance, the less certain one comes first.
+    Of pictures at the same distance, it is the less certain one.
     """
-    num_pictures = len(probabilities_BC)
-    if num_pictures == 0:
-        return []
     second_B, first_B = np.partition(probabilities_BC, -2, axis=1)[:, -2:].T
-    least_P = np.argsort(first_B - second_B, kind="stable")[: max(count, math.ceil(share * num_pictures))]
-    features_PD = features_BD[least_P]
-    nearest_P = np.full(len(least_P), np.inf)
-    if len(known_KD):
-        nearest_P = _squared_distances(features_PD, known_KD).min(axis=1)
-    chosen: list[int] = []
-    while len(chosen) < min(count, num_pictures):
-        best = int(nearest_P.argmax())
-        chosen.append(int(least_P[best]))
-        nearest_P = np.minimum(nearest_P, _squared_distances(features_PD, features_PD[best : best + 1])[:, 0])
-        nearest_P[best] = -1.0
-    return chosen
+    least_P = np.argsort(first_B - second_B, kind="stable")[: math.ceil(LEAST_CERTAIN * len(probabilities_BC))]
+    if not len(known_KD):
+        return int(least_P[0])
+    return int(least_P[_squared_distances(features_BD[least_P], known_KD).min(axis=1).argmax()])
 
 
 def _squared_distances(features_PD: Floats, others_KD: Floats) -> Floats:

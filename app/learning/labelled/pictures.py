@@ -81,16 +81,9 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
             if items[0].source == inside:
                 found.refuse(inside, "the folder of this class has no pictures")
                 continue
+            own = columns.of_split(split)
             for item in items:
-                if not add_row(
-                    found,
-                    {"label": name},
-                    columns=columns,
-                    place=item.label,
-                    item=item,
-                    split=split,
-                    told_at=inside,
-                ):
+                if not add_row(found, {"label": name}, columns=own, place=item.label, item=item, told_at=inside):
                     break
         num_outside = sum(item.source != place for item in folders.folder_inputs(place, recursive=False))
         if num_outside:
@@ -146,8 +139,8 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
             if isinstance(values, ValueError):
                 found.refuse(path, str(values))
                 continue
-            kind = "texts without an answer"
-            add_row(found, values, columns=columns, place=path, item=item, split=split, unanswered=kind)
+            own, kind = columns.of_split(split), "texts without an answer"
+            add_row(found, values, columns=own, place=path, item=item, unanswered=kind)
     if not has_texts:
         return None
     for path in unpaired:  # only now: a folder of classes may have any texts, also unreadable ones
@@ -206,7 +199,7 @@ def _beside(path: str) -> dict[str, object] | ValueError:
     return values if suffix == ".json" else {"captions": str(values[suffix[1:]]).splitlines()}
 
 
-def archive_examples(path: str, *, columns: Columns, split: str = "") -> Examples:
+def archive_examples(path: str, *, columns: Columns) -> Examples:
     """The samples of a tar archive in the style of webdataset, see `archive_inputs`.
 
     The answer is a field of the sample's `.json`, or the text of `.cls`; each line of `.txt` and `.caption` is a
@@ -220,15 +213,8 @@ def archive_examples(path: str, *, columns: Columns, split: str = "") -> Example
             found.refuse(item.label, item.error.message)
             continue
         values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
-        add_row(
-            found,
-            values,
-            columns=columns,
-            place=item.label,
-            item=replace(item, columns={}),
-            split=split,
-            unanswered="pictures without text",
-        )
+        item, kind = replace(item, columns={}), "pictures without text"
+        add_row(found, values, columns=columns, place=item.label, item=item, unanswered=kind)
     if not found.examples and None not in pictures and any("." in name for name in seen):
         raise InputsError(
             f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "

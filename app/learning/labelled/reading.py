@@ -33,21 +33,15 @@ _FORMS = (
 )
 
 
-def read_examples(
-    *paths: str,
-    columns: Columns = _EVERYTHING,
-    pictures: str | None = None,
-    digests: bool = True,
-    looks: bool = True,
-) -> Examples:
+def read_examples(*paths: str, columns: Columns = _EVERYTHING, digests: bool = True, looks: bool = True) -> Examples:
     """The examples of all paths, and the problems of the data. Decodes no picture.
 
     A path is a table, a YAML with a list of tables under `META`, a folder with a `metadata.jsonl`, a folder of pictures
     with texts beside them, a folder with a sub-folder for each class, a tar archive or a folder of tar archives, a
     known set, or a pattern that matches these. Several tables or archives that are named `train` and `test`, or as
     other splits, are these splits; a row may name another. The choices for labels without choices are all labels of the
-    same path. `pictures` is the folder with the pictures of tables and known sets, if they are not in the usual place.
-    Without `digests`, pictures are not read, so copies are not found. Without `looks`, missing pictures are not found.
+    same path. Without `digests`, pictures are not read, so copies are not found. Without `looks`, missing pictures are
+    not found.
 
     Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
     """
@@ -60,7 +54,7 @@ def read_examples(
             raise InputsError(f"Wanted files that match the pattern `{shown_name(path)}`, but there are none.")
         for name in names:
             split = _split_of(name) if has_splits else ""
-            one.extend(_named(name, columns=columns, pictures=pictures, split=split))
+            one.extend(_named(name, columns=columns, split=split))
         if not has_splits:
             with_classes(one, place=path)
         found.extend(one)
@@ -100,24 +94,25 @@ def _stem(path: str) -> str:
     return os.path.basename(path).split(".")[0]
 
 
-def _named(path: str, *, columns: Columns, pictures: str | None, split: str = "") -> Examples:
-    known = known_examples(path, columns=columns, pictures=pictures)
+def _named(path: str, *, columns: Columns, split: str = "") -> Examples:
+    known = known_examples(path, columns=columns)
     if known is not None:
         return known
+    columns = columns.of_split(split)
     if os.path.isdir(path):
-        return _folder(path, columns=columns, pictures=pictures)
+        return _folder(path, columns=columns)
     if not os.path.exists(path):
         raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
     if is_archive_name(path):
-        return archive_examples(path, columns=columns, split=split)
+        return archive_examples(path, columns=columns)
     if _is_table(path):
-        return table_examples(path, columns=columns, split=split, pictures=pictures)
+        return table_examples(path, columns=columns)
     if path.lower().endswith((".yaml", ".yml")):
-        return _listed(path, columns=columns, pictures=pictures)
+        return _listed(path, columns=columns)
     raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")
 
 
-def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
+def _listed(path: str, *, columns: Columns) -> Examples:
     """The examples of the tables that a data config of LLaMA-Adapter lists, relative to it or to the present folder."""
     try:
         tables = read_yaml(path).get(_META)
@@ -134,11 +129,11 @@ def _listed(path: str, *, columns: Columns, pictures: str | None) -> Examples:
         table = beside if os.path.exists(beside) else name
         if os.path.exists(table) and not _is_table(table):
             raise InputsError(f"Wanted tables under `{_META}`, got `{shown_name(table)}`.", hint=".json or .csv")
-        found.extend(_named(table, columns=columns, pictures=pictures))
+        found.extend(_named(table, columns=columns))
     return found
 
 
-def _folder(folder: str, *, columns: Columns, pictures: str | None) -> Examples:
+def _folder(folder: str, *, columns: Columns) -> Examples:
     found, has_any, tables = Examples(), False, list[str]()
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         names = sorted(os.listdir(place), key=natural_key)
@@ -146,10 +141,10 @@ def _folder(folder: str, *, columns: Columns, pictures: str | None) -> Examples:
         for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
-                found.extend(table_examples(path, columns=columns, split=split, pictures=pictures))
+                found.extend(table_examples(path, columns=columns.of_split(split)))
             elif is_archive_name(name):
                 own = _split_of(name) if has_splits else split
-                found.extend(archive_examples(path, columns=columns, split=own))
+                found.extend(archive_examples(path, columns=columns.of_split(own)))
             else:
                 tables += [path] * name.lower().endswith(TABLE_SUFFIXES)
                 continue

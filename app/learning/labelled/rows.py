@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llama_adapter.app.learning.labelled.example import Choices, Example, Examples, Task
@@ -54,11 +54,17 @@ SPLITS = tuple(dict.fromkeys(_SPLITS.values()))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Which columns of rows are read, and how."""
+    """Which columns of rows are read and how, and what rows do not say themselves."""
 
     choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
     question: str | None = None  # the question for rows without one; used only to find rows that ask the same
+    split: str = ""  # the split of rows without one
+    pictures: str | None = None  # the folder of the pictures that tables and known sets name; None: the usual places
     fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
+
+    def of_split(self, split: str) -> "Columns":
+        """The same for the rows of a file or folder that is this split; "" if it is none."""
+        return replace(self, split=split or self.split)
 
 
 class _NoAnswerError(ValueError):
@@ -99,17 +105,15 @@ def add_row(
     line: int = 0,
     item: PictureInput | None = None,
     root: str = "",
-    split: str = "",
     unanswered: str | None = None,
     told_at: str | None = None,
 ) -> bool:
     """Add the examples of a row: one, or one for each object in its list `questions` and each pair of `conversations`.
 
     The case of known column names is ignored. `item` is the picture. By default it is the picture that the row names,
-    relative to the folder `root`; a row without a picture needs a question. A split in the row takes precedence over
-    `split`. An example of the task "choice" without choices has a class as its answer, see `with_classes`. Rows
-    without an answer are left out as `unanswered`, and so are questions of a conversation that nobody answers; if it is
-    None, they are errors.
+    relative to the folder `root`; a row without a picture needs a question. An example of the task "choice" without
+    choices has a class as its answer, see `with_classes`. Rows without an answer are left out as `unanswered`, and so
+    are questions of a conversation that nobody answers; if it is None, they are errors.
 
     If the row is malformed, this is a problem at `told_at`, by default at `place`, and the result is False.
     """
@@ -132,7 +136,7 @@ def add_row(
             found.left_out.add("other columns of pictures in rows whose picture is null", place)
         for one in rows:
             try:
-                example = _example(one, item=item, columns=columns, place=place, line=line, split=split)
+                example = _example(one, item=item, columns=columns, place=place, line=line)
             except _NoAnswerError:
                 if unanswered is None:
                     raise
@@ -174,14 +178,11 @@ def with_classes(found: Examples, *, place: str) -> None:
     ]
 
 
-def without_copies(
-    found: Examples, *, question: str | None = None, name_of: Callable[[Example], str] = lambda example: example.place
-) -> None:
-    """Merge examples with the same picture and question.
+def without_copies(found: Examples, *, question: str | None) -> None:
+    """Merge examples of a table with the same picture and question.
 
     Several captions become one example with several right answers. Examples with the same answer become one. Different
-    answers are an error; in conversations, they stay. `question` is the question for examples that have none; `name_of`
-    names an example in messages.
+    answers are an error; in conversations, they stay. `question` is the question for examples that have none.
     """
     kept: dict[object, Example] = {}
     for example in found.examples:
@@ -194,7 +195,7 @@ def without_copies(
         elif contradict(earlier, example):
             what = "label" if example.task == "choice" else "answer"
             of = "question" if example.item.source is None else "picture and question"
-            found.refuse(example.place, f"{name_of(earlier)} has another {what} for the same {of}")
+            found.refuse(example.place, f"line {earlier.line} has another {what} for the same {of}")
     found.examples[:] = kept.values()
 
 
@@ -239,9 +240,7 @@ def _like_pictures(row: Mapping[str, object]) -> list[str]:
     return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(str(one))]
 
 
-def _example(
-    row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int, split: str
-) -> Example:
+def _example(row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int) -> Example:
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
         name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])
     }
@@ -256,7 +255,7 @@ def _example(
             raise ValueError(_too_many(len(choices), what="choices"))
         answers = _among(choices, answers, shown=f"{column.removesuffix('s')} {shown_excerpt(repr(row[column]))}")
     spoken_for = {*question_columns(row), *ANSWER_COLUMNS, *PICTURE_COLUMNS, _PART, _SPLIT}
-    own = as_columns({name: value for name, value in row.items() if name not in spoken_for})
+    own = as_columns(row, without=spoken_for)
     if item.source is None and question.instruction is None and question.input is None:
         raise ValueError("it has neither a picture nor a question")
     return Example(
@@ -266,7 +265,7 @@ def _example(
         answers=answers,
         choices=choices,
         part=str(row.get(_PART, "")).strip(),
-        split=split_name(str(row.get(_SPLIT, split))),
+        split=split_name(str(row.get(_SPLIT, columns.split))),
         place=place,
         line=line,
     )

@@ -14,36 +14,25 @@ from llama_adapter.app.pictures.inputs.tables import read_rows
 from llama_adapter.runtime.text import shown_name
 
 _WHAT = "table of labelled pictures"
-_EVERYTHING = Columns()
 
 
-def table_examples(
-    path: str, *, columns: Columns = _EVERYTHING, split: str = "", pictures: str | None = None
-) -> Examples:
+def table_examples(path: str, *, columns: Columns) -> Examples:
     """The examples of a table, without duplicates.
 
-    Paths of pictures are relative to the folder `pictures`, by default to that of the table; missing pictures are not
-    reported. A picture may be in an archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the same
+    Paths of pictures are relative to `columns.pictures`, by default to the folder of the table; missing pictures are
+    not reported. A picture may be in an archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the same
     question about the same picture, are problems with their line.
 
     Raises InputsError if the file is unusable as a whole, and OSError.
     """
-    found = Examples()
+    found, root = Examples(), os.path.dirname(path) if columns.pictures is None else columns.pictures
     for row in read_rows(path, what=_WHAT, wanted=WANTED, known=KNOWN):
         place = f"{path}, line {row.line}"
         if row.problem:
             found.refuse(place, row.problem)
             continue
-        add_row(
-            found,
-            row.values,
-            columns=columns,
-            place=place,
-            line=row.line,
-            root=os.path.dirname(path) if pictures is None else pictures,
-            split=split,
-            unanswered="rows without an answer",
-        )
+        kind = "rows without an answer"
+        add_row(found, row.values, columns=columns, place=place, line=row.line, root=root, unanswered=kind)
     unnamed = next((one for one in found.problems if one.reason.endswith(NO_PICTURE_COLUMN)), None)
     if unnamed is not None and all(one.item.source is None for one in found.examples):
         raise InputsError(
@@ -55,7 +44,7 @@ def table_examples(
             f"Wanted answers in the {_WHAT} `{shown_name(path)}`, but most of its descriptions are questions.",
             hint="call the column of questions `question`, and that of the answers `answer`",
         )
-    without_copies(found, question=columns.question, name_of=lambda example: f"line {example.line}")
+    without_copies(found, question=columns.question)
     with_members(found)
     return found
 

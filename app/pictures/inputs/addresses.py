@@ -79,9 +79,8 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
         yield PictureInput(source=inner, label=address_label(inner), found_in=(label,))
 
 
-def read_remote(address: str, *, max_bytes: int | None = None) -> bytes:
-    """The bytes of a file. Raises `PictureError` if it is unreadable or above `max_bytes` (default: 256 MiB)."""
-    max_bytes = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes
+def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
+    """The bytes of a file. Raises `PictureError` if it is unreadable or above `max_bytes`."""
     shown = shown_address(address)
     try:
         storage, path = _located(address)

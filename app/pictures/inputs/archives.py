@@ -36,7 +36,7 @@ def is_archive_name(name: str) -> bool:
 def archive_inputs(
     path: str,
     *,
-    max_bytes: int | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
     fields: tuple[str, ...] | None = None,
     left_out: LeftOut | None = None,
     seen: set[str] | None = None,
@@ -68,10 +68,9 @@ def archive_inputs(
 
 
 def _pictures_in(
-    path: str, *, max_bytes: int | None, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
+    path: str, *, max_bytes: int, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
 ) -> Iterator[PictureInput]:
-    num_pictures, damage, problem = 0, "", ""
-    max_bytes, names = DEFAULT_MAX_BYTES if max_bytes is None else max_bytes, MemberNames()
+    num_pictures, damage, problem, names = 0, "", "", MemberNames()
     sample = _Sample(archive=path, max_bytes=max_bytes, names=names)
 
     def chosen() -> list[PictureInput]:

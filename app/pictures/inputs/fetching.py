@@ -38,9 +38,7 @@ async def resolve_name(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-@cache
-def _default_ssl_context() -> ssl.SSLContext:
-    return httpcore.default_ssl_context()
+_default_ssl_context = cache(httpcore.default_ssl_context)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOI
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST_PATH = 4096
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
 # What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
@@ -142,15 +143,15 @@ def as_template(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def as_columns(values: Mapping[str, object]) -> dict[str, str]:
-    """The scalar values as text; null becomes the empty string."""
-    return {name: as_text(value) for name, value in values.items() if not isinstance(value, list | dict | bytes)}
+def as_columns(values: Mapping[str, object], *, without: Collection[str | None] = ()) -> dict[str, str]:
+    """The scalar values as text, but those of the columns `without`; null becomes the empty string."""
+    kept = ((name, value) for name, value in values.items() if name not in without)
+    return {name: as_text(value) for name, value in kept if not isinstance(value, list | dict | bytes)}
 
 
-def question_columns(values: Mapping[str, object]) -> frozenset[str]:
-    """Names of the columns that `question_fields` reads."""
-    prompt = first_column(values, of=PROMPT_COLUMNS)
-    return frozenset({INPUT_COLUMN, CHOICES_COLUMN} | ({prompt} if prompt is not None else set()))
+def question_columns(values: Mapping[str, object]) -> set[str | None]:
+    """Names of the columns that `question_fields` reads; None if there is no prompt."""
+    return {INPUT_COLUMN, CHOICES_COLUMN, first_column(values, of=PROMPT_COLUMNS)}
 
 
 def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMPT_COLUMNS) -> QuestionFields | None:
@@ -205,11 +206,7 @@ def _choices(value: object) -> tuple[str, ...] | None:
 
 def is_encodable(text: str) -> bool:
     """Whether a text has no lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return _SURROGATE.search(text) is None
 
 
 def row_picture(values: Mapping[str, object], *, root: str, place: str) -> PictureInput | None:

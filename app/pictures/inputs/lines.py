@@ -64,7 +64,7 @@ def opened_lines(path: str, *, what: str) -> Iterator[ByteFile]:
         try:
             file = stack.enter_context(open(path, "rb"))
         except (OSError, ValueError) as error:
-            raise _refused(path, what=what, reason=_reason(error)) from None
+            raise unreadable(path, what=what, reason=_reason(error)) from None
         yield Unmarked(file)
 
 
@@ -74,9 +74,9 @@ def check_lines(path: str, *, what: str) -> None:
         try:
             mode = None if path == STDIN else os.stat(path).st_mode
         except (OSError, ValueError) as error:
-            raise _refused(path, what=what, reason=_reason(error)) from None
+            raise unreadable(path, what=what, reason=_reason(error)) from None
         if mode is not None and stat.S_ISDIR(mode):
-            raise _refused(path, what=what, reason="it is a folder")
+            raise unreadable(path, what=what, reason="it is a folder")
         return  # a pipe: bytes read now would be missing later
     with opened_lines(path, what=what) as file:
         _check_text(file.read1(4), path=path, what=what)
@@ -154,8 +154,9 @@ def prompt_lines(path: str, *, what: str) -> Iterator[Row]:
                     yield Row(line=number, values={"prompt": text})
 
 
-def _refused(path: str, *, what: str, reason: str) -> InputsError:
-    return InputsError(f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="check the path")
+def unreadable(path: str, *, what: str, reason: str, hint: str = "check the path") -> InputsError:
+    """The error for a file that cannot be read; its message uses the word `what` for the file."""
+    return InputsError(f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint=hint)
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -87,8 +87,7 @@ def _input(values: Mapping[str, object], *, root: str, place: str) -> PictureInp
     if item is None:
         raise ValueError(f"it has no picture in a column {named(PICTURE_COLUMNS)}")
     question = question_fields(values)
-    spoken_for = question_columns(values)
-    columns = as_columns({name: value for name, value in values.items() if name not in spoken_for})
+    columns = as_columns(values, without=question_columns(values))
     return replace(item, columns=columns, questions=() if question is None else (question,))
 
 

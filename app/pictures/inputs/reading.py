@@ -101,13 +101,7 @@ def may_bring_columns(spec: InputSpec) -> bool:
 
 
 def _all_inputs(spec: InputSpec, *, addresses: bool, left_out: LeftOut) -> Iterator[PictureInput]:
-    named = partial(
-        _named_inputs,
-        recursive=spec.recursive,
-        fields=spec.sample_fields,
-        left_out=left_out,
-        addresses=addresses,
-    )
+    named = partial(_named_inputs, spec=spec, addresses=addresses, left_out=left_out)
     for name in spec.paths:
         if addresses and is_remote(name):
             yield from remote_inputs(name, recursive=spec.recursive)
@@ -137,12 +131,12 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
     A list without names gives one item with an error. Raises `InputsError` if the list cannot be opened, and OSError if
     reading fails later.
     """
-    has_any = False
+    has_any, list_name = False, "stdin" if path == STDIN else path
     with opened_lines(path, what="list") as file:
         begun = read_beginning(file, path=path, what="list")
         separator = b"\0" if b"\0" in begun else line_end(begun)
         for number, line in split_lines(file, separator=separator, begun=begun):
-            label = f"{'stdin' if path == STDIN else path}:{number}"
+            label = f"{list_name}:{number}"
             if line is None:
                 message = f"Wanted the name of a picture in the line `{shown_name(label)}`, but {TOO_LONG}."
                 yield PictureInput.failed(label, "list", message, source=path)
@@ -153,9 +147,8 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
                 for item in expand(spelt_path(os.fsdecode(name), root="")):
                     yield replace(item, found_in=(label, *item.found_in))
     if not has_any:
-        label = "stdin" if path == STDIN else path
-        message = f"Wanted names of pictures in the list `{shown_name(label)}`, which has none."
-        yield PictureInput.failed(label, "list", message, source=path)
+        message = f"Wanted names of pictures in the list `{shown_name(list_name)}`, which has none."
+        yield PictureInput.failed(list_name, "list", message, source=path)
 
 
 def _listed(line: bytes) -> bytes:
@@ -164,13 +157,7 @@ def _listed(line: bytes) -> bytes:
 
 
 def _named_inputs(
-    name: str,
-    *,
-    recursive: bool,
-    fields: tuple[str, ...] | None,
-    left_out: LeftOut,
-    addresses: bool,
-    root: str | None = None,
+    name: str, *, spec: InputSpec, addresses: bool, left_out: LeftOut, root: str | None = None
 ) -> Iterator[PictureInput]:
     """The items of a name without wildcards.
 
@@ -181,10 +168,10 @@ def _named_inputs(
 
         yield from prefix_inputs(name)
     elif os.path.isdir(name):
-        for item in folder_inputs(name, recursive=recursive, left_out=left_out):
-            yield _explained(item, recursive=recursive) if item.source == name else item
+        for item in folder_inputs(name, recursive=spec.recursive, left_out=left_out):
+            yield _explained(item, recursive=spec.recursive) if item.source == name else item
     elif is_archive_name(name) and os.path.isfile(name):
-        yield from archive_inputs(name, fields=fields, left_out=left_out)
+        yield from archive_inputs(name, fields=spec.sample_fields, left_out=left_out)
     elif is_remote(name) and not addresses:
         message = f"Wanted a picture file, got the address `{shown_address(name)}`; download it, or use --engine ray."
         yield PictureInput.failed(address_label(name), "missing", message, source=name)

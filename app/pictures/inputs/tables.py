@@ -32,6 +32,7 @@ from llama_adapter.app.pictures.inputs.lines import (
     opened_lines,
     read_beginning,
     split_lines,
+    unreadable,
 )
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
@@ -170,9 +171,7 @@ def load_json(data: bytes, *, path: str, what: str) -> object:
         reason = f"it is not valid JSON from line {error.lineno:,}, column {error.colno:,} on"
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets
         reason = "it is not valid JSON"
-    raise InputsError(
-        f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="correct it, or copy it again"
-    )
+    raise unreadable(path, what=what, reason=reason, hint="correct it, or copy it again")
 
 
 def _json_values(text: str) -> Iterator[object]:
@@ -350,9 +349,7 @@ def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
                     yield Row(line=number, values=values)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputsError(
-            f"Wanted to read the {what} `{shown_name(path)}`, but {reason}.", hint="copy it again"
-        ) from None
+        raise unreadable(path, what=what, reason=reason, hint="copy it again") from None
 
 
 def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, dict[int, str | None]]:

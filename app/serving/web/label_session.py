@@ -296,12 +296,8 @@ class LabelSession:
         known = [one for index, one in self._finished.items() if index in self._labels]
         known += [self._proposals[index] for index in self._upcoming if index in self._proposals]
         features = _filled([one.features_D for one in (*open_ones, *known)])
-        (best,) = next_to_label(
-            np.stack([one.probabilities_C for one in open_ones]),
-            features[: len(candidates)],
-            features[len(candidates) :],
-            count=1,
-        )
+        probabilities = np.stack([one.probabilities_C for one in open_ones])
+        best = next_to_label(probabilities, features[: len(candidates)], features[len(candidates) :])
         return candidates[best]
 
     def _next_to_ask(self) -> int | None:

@@ -286,7 +286,6 @@ def test_a_killed_run_goes_on(run: Run, tmp_path: Path) -> None:
     names = sorted(map(str, sample_pictures().glob("*.png")))[:9]
     command = [sys.executable, "-m", "llama_adapter", "encode", "--list", "-", "--out", str(prefixes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT) as process:
-        assert process.stdin is not None
         process.stdin.write("".join(f"{name}\n" for name in names[:4]).encode())
         process.stdin.flush()
         index, until = prefixes / "part-00000.jsonl", time.monotonic() + 120

@@ -71,7 +71,6 @@ def start(*arguments: str, **environ: str) -> subprocess.Popen[str]:
 
 
 def said_by(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
     said: dict[str, Any] = json.loads(process.stdout.readline())
     return said
 

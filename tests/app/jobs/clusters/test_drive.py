@@ -192,7 +192,6 @@ def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is
 
     def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk]]:
         for chunk, came in wait(self, timeout_s):
-            assert isinstance(came, AnsweredChunk)
             yield chunk, replace(came, answers=came.answers[:-1], host="there")
 
     monkeypatch.setattr(FakeCrew, "wait", forgetting)
@@ -235,7 +234,6 @@ def test_readers_that_are_lost_again_and_again_end_the_job(tmp_path: Path, monke
         run_job(tmp_path, [f"{number}.png" for number in range(100)], seed=0)
 
     assert num_lost == MAX_LOST_READINGS
-    assert caught.value.hint is not None
     assert "memory" in caught.value.hint
 
 

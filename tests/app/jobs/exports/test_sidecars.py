@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.jobs.exports.formats import SidecarNames
 from llama_adapter.app.jobs.exports.sidecars import MAX_TOLD, XMP, SidecarFiles
 from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES, description_of, with_description
 from tests.app.pictures.inputs.files import fill
@@ -151,8 +150,7 @@ def test_a_linked_xmp_is_not_replaced(tmp_path: Path) -> None:
     (picture,) = pictures(tmp_path, "a.png")
     (tmp_path / "own.xmp").write_bytes(with_description("mine", None))
     (tmp_path / "a.xmp").symlink_to("own.xmp")
-    names = SidecarNames(suffix=".xmp")
-    told = write(None, {picture: "x"}, names=names, text_format=XMP, existing="replace").refusals.told
+    told = write(None, {picture: "x"}, suffix=".xmp", text_format=XMP, existing="replace").refusals.told
 
     assert told[0].endswith("it is a link or a folder")
     assert (tmp_path / "a.xmp").is_symlink()
@@ -160,7 +158,7 @@ def test_a_linked_xmp_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_text_gets_another_suffix_and_other_names_are_counted_with_an_example(tmp_path: Path) -> None:
     names = pictures(tmp_path, "a.jpg", "a.png", "A.PNG", "b.png")
-    files = write(None, dict.fromkeys(names, "text"), names=SidecarNames(suffix=".caption", is_beside=True))
+    files = write(None, dict.fromkeys(names, "text"), suffix=".caption")
 
     written = sorted(path.name for path in tmp_path.glob("*.caption"))
     assert written == ["A.PNG.caption", "a.caption", "a.png.caption", "b.caption"]
@@ -173,14 +171,14 @@ def test_an_xmp_keeps_everything_but_its_description(tmp_path: Path) -> None:
  <rdf:Description rdf:about="" xmlns:xmp="http://ns.adobe.com/xap/1.0/" xmp:Rating="5"/></rdf:RDF></x:xmpmeta>"""
     (tmp_path / "a.png.xmp").write_bytes(rating)
     (tmp_path / "b.png.xmp").write_bytes(b"<not>xmp</not>")
-    names, wanted = SidecarNames(suffix=".xmp", is_added=True), dict.fromkeys([first, second, third], "a <star> & \x0b")
-    files = write(None, wanted, names=names, text_format=XMP, existing="replace")
+    wanted = dict.fromkeys([first, second, third], "a <star> & \x0b")
+    files = write(None, wanted, text_format=XMP, existing="replace")
 
     changed = (tmp_path / "a.png.xmp").read_bytes()
     assert changed.startswith(rating[: rating.index(b"</rdf:RDF>")])
     assert description_of(changed) == description_of((tmp_path / "c.png.xmp").read_bytes()) == "a <star> & \ufffd"
     assert "it is not XMP" in files.refusals.told[0]
-    again = write(None, wanted, names=SidecarNames(suffix=".xmp", is_added=True), text_format=XMP)
+    again = write(None, wanted, text_format=XMP)
     assert (again.num_same, again.num_written) == (2, 0)
 
 

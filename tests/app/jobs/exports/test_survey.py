@@ -74,13 +74,13 @@ def test_answers_of_two_models_both_count(tmp_path: Path) -> None:
 
 
 def test_a_picture_with_two_prompts_is_noticed_unless_one_is_chosen(tmp_path: Path) -> None:
-    records = [record(id="1", prompt="p"), record(id="2", prompt="q")]
+    records = [record(id="1", prompt="p", run="one"), record(id="2", prompt="q", run="two")]
 
     assert surveyed(tmp_path, records).has_several_prompts
     chosen = surveyed(tmp_path, records, Selection(prompt="q"))
     assert not chosen.has_several_prompts
     assert [one["prompt"] for one in chosen.records()] == ["q"]
-    assert list(chosen.prompts) == ["p", "q"]
+    assert (list(chosen.prompts), list(chosen.runs)) == (["p", "q"], ["two"])
 
 
 def test_where_only_answers_are_wanted_failures_are_counted_and_left_out(tmp_path: Path) -> None:

@@ -35,15 +35,6 @@ def texts_in(path: Path) -> list[str]:
     return [record["text"] for record in read_records(path)]
 
 
-def test_records_are_appended_and_read_back_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "answers.jsonl"
-    write(path, "one", "two")
-    assert write(path, "three\u2028").repair is None
-    assert texts_in(path) == ["one", "two", "three\u2028"]
-    assert next(read_records(path)) == recorded(text="one", picture="one")
-    assert path.read_bytes().endswith(b"\n")
-
-
 def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(path: Path) -> None:
     write(path, "one", "two")
     whole = path.read_bytes()

@@ -163,14 +163,6 @@ def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
         assert state(index, record_id, picture) == expected
 
 
-def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.touch()
-    index = RecordIndex([path])
-
-    assert (len(index), state(index, ID, "a.png"), index.look_up(ID, "a.png")) == (0, None, None)
-
-
 def test_a_record_of_a_moved_picture_replaces_the_one_under_the_former_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

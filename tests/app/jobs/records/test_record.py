@@ -77,7 +77,6 @@ def test_a_name_reads_back_as_it_was_with_what_is_no_escape_and_no_terminal_acts
     line = json_line(recorded(picture=name))
 
     record = parse_record(line.encode())
-    assert record is not None
     assert record["picture"] == name
     assert record.get("exact_name", False) is ("\\" in name)
     assert not UNSAFE_ON_TERMINALS.search(line)

@@ -6,6 +6,7 @@ from typing import Any
 
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 
 
@@ -25,9 +26,9 @@ def example(*answers: str, source: str | None = None, columns: dict[str, str] | 
     )
 
 
-def read(path: Path, **settings: Any) -> Examples:
+def read(path: Path, **columns: Any) -> Examples:
     """Read labelled data without digests of pictures, which may be empty files then."""
-    return read_examples(str(path), digests=False, **settings)
+    return read_examples(str(path), columns=Columns(**columns), digests=False)
 
 
 def brief(example: Example, *, folder: Path) -> tuple[str | None, str | None, str, tuple[str, ...]]:

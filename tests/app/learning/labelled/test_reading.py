@@ -223,7 +223,7 @@ def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
     assert len(found.examples) == 2
     table = write_lines(tmp_path / "tables" / "metadata.jsonl", rows[0])
     for path in (table, table.parent):
-        elsewhere = read_examples(str(path), pictures=str(tmp_path))
+        elsewhere = read_examples(str(path), columns=Columns(pictures=str(tmp_path)))
         assert [one.item.source for one in elsewhere.examples] == [str(tmp_path / "a.png")]
     missing, empty = reasons(found, folder=tmp_path)
     assert missing == "data.jsonl, line 3: its picture b.png does not exist"
@@ -267,61 +267,49 @@ def test_other_paths_are_refused(tmp_path: Path, name: str) -> None:
         read_examples(str(tmp_path / name))
 
 
-def test_a_table_beside_pictures_is_to_be_named_itself(tmp_path: Path) -> None:
-    fill(tmp_path, "images/a.png")
-    write_lines(tmp_path / "labels.jsonl", {"picture": "images/a.png", "label": "cat"})
-
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["labels.jsonl"], "table itself: {0}/labels.jsonl"),
+        (["labels.jsonl", "eval.csv", "train.csv"], "table itself: {0}/train.csv"),
+        (["eval.csv", "train.csv"], "tables themselves: {0}/train.csv {0}/eval.csv"),
+    ],
+)
+def test_a_table_beside_pictures_is_to_be_named_itself(names: list[str], told: str, tmp_path: Path) -> None:
+    fill(tmp_path, "images/a.png", *names)
     with pytest.raises(InputsError) as refused:
         read_examples(str(tmp_path))
-    assert refused.value.hint == f"name the table itself: {tmp_path}/labels.jsonl"
-
-    for name in ("eval.csv", "train.csv"):
-        (tmp_path / name).write_text("picture,label\nimages/a.png,cat\n")
-    with pytest.raises(InputsError) as refused:
-        read_examples(str(tmp_path))
-    assert refused.value.hint == f"name the table itself: {tmp_path}/train.csv"
+    assert refused.value.hint == f"name the {told.format(tmp_path)}"
 
 
-def test_tables_that_are_named_as_splits_are_these_splits(tmp_path: Path) -> None:
-    fill(tmp_path, *(f"{number}.png" for number in range(4)))
-    train, test, more = tmp_path / "train.csv", tmp_path / "TEST.csv", tmp_path / "more.csv"
-    train.write_text("picture,label,split\n0.png,cat,\n1.png,dog,val\n")
-    test.write_text("picture,label\n2.png,cat\n")
-    more.write_text("picture,label\n3.png,cat\n2.png,dog\n")
+@pytest.mark.parametrize(
+    ("names", "are_splits"),
+    [
+        (("train.csv", "TEST.csv"), True),
+        (("train.txt", "TEST.txt"), True),  # the suffix does not decide
+        (("train-00000-of-00001.csv", "test-00000-of-00001.csv"), True),
+        (("pets_train.csv", "pets_test.csv"), True),
+        (("trainer.csv", "tests.csv"), False),
+        (("train_station.csv", "crash_test.csv"), False),
+        (("train.csv", "more.csv"), False),
+    ],
+)
+def test_tables_that_are_named_as_splits_are_these_splits(
+    names: tuple[str, str], are_splits: bool, tmp_path: Path
+) -> None:
+    fill(tmp_path, *(f"{number}.png" for number in range(3)))
+    first, second = (tmp_path / name for name in names)
+    first.write_text("picture,label,split\n0.png,cat,\n1.png,dog,val\n")
+    second.write_text("picture,label\n2.png,cat\n")  # a class alone, if it is no split of the first table
+    found = read_examples(str(first), str(second))
 
-    found = read_examples(str(train), str(test))
-    assert [(one.split, one.choices) for one in found.examples] == [
-        ("train", ("cat", "dog")),
-        ("validation", ("cat", "dog")),
-        ("test", ("cat", "dog")),
-    ]
-    found.require_sound()
-    assert {one.split for one in read_examples(str(train), str(more)).examples} == {"", "validation"}
-    assert [one.split for one in read_examples(str(more)).examples] == ["", ""]
-
-    for *names, are_splits in (
-        ("train-00000-of-00001", "test-00000-of-00001", True),
-        ("pets_train", "pets_test", True),
-        ("trainer", "tests", False),
-        ("train_station", "crash_test", False),
-    ):
-        paths = [path.rename(tmp_path / f"{name}.csv") for path, name in zip((train, test), names, strict=True)]
-        splits = {one.split for one in read_examples(*map(str, paths)).examples}
-        assert splits == ({"train", "validation", "test"} if are_splits else {"", "validation"})
-        train, test = paths
-    train, test = train.rename(tmp_path / "train.csv"), test.rename(tmp_path / "TEST.csv")
-
-    listed = [path.rename(path.with_suffix(".txt")) for path in (train, test)]  # the suffix does not decide
-    assert [one.split for one in read_examples(*map(str, listed)).examples] == ["train", "validation", "test"]
-    (tmp_path / "data.yaml").write_text("META:\n  - train.txt\n")
-    assert len(read_examples(str(tmp_path / "data.yaml")).examples) == 2
-    for path, name in zip(listed, (train, test), strict=True):
-        path.rename(name)
-
-    more.unlink()
-    with pytest.raises(InputsError) as refused:
-        read_examples(str(tmp_path))
-    assert refused.value.hint == f"name the tables themselves: {train} {test}"
+    assert [one.split for one in found.examples] == (
+        ["train", "validation", "test"] if are_splits else ["", "validation"]
+    )
+    assert {one.choices for one in found.examples} == {("cat", "dog")}
+    assert [one.reason for one in found.problems if not one.is_warning] == (
+        [] if are_splits else ["all its labels are cat; wanted at least two classes"]
+    )
 
 
 def test_large_compressed_archives_are_to_be_decompressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,10 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
         ({"picture": "https://a.org/a.png", "answer": "yes"}, "its picture https://a.org/a.png is an address"),
         ({"picture": "a.png", "questions": ["Red?"], "answer": "yes"}, "its `questions` are no list of objects"),
         ({"answer": "yes"}, "it has neither a picture nor a question"),
+        ({"image": "A" * 4097, "answer": "a"}, "its cell `image` holds a picture as text"),
+        ({"image": "data:image/png;base64,iVBORw0", "answer": "a"}, "its cell `image` holds a picture as text"),
+        ({"image": "a.png", "captions": "['a', 'b']"}, "its captions begin like a JSON list, but are not valid JSON"),
+        ({"image": "a.png", "captions": '["a", "b'}, "its captions begin like a JSON list, but are not valid JSON"),
     ],
 )
 def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
@@ -151,7 +155,7 @@ def test_json_without_objects_is_refused(tmp_path: Path, text: str | bytes) -> N
     path.write_bytes(text.encode() if isinstance(text, str) else text)
 
     with pytest.raises(InputsError, match="Wanted"):
-        table_examples(str(path))
+        table_examples(str(path), columns=Columns())
 
 
 def test_problems_are_raised_together_and_warnings_are_not(tmp_path: Path) -> None:

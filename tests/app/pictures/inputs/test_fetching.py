@@ -44,9 +44,7 @@ class Site:
         return self.names.get(host, ["127.0.0.1"])
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.append(task)
+        self.tasks.append(asyncio.current_task())  # type: ignore[arg-type]
         with suppress(OSError):  # clients are expected to disconnect
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.heads.append(head)

@@ -98,18 +98,6 @@ def test_a_folder_that_cannot_be_listed_stays_an_item(tmp_path: Path, monkeypatc
     assert [item.found_in for item in named(tmp_path / "locked")] == [()]
 
 
-def test_labels_are_the_names_themselves_whatever_is_in_them(tmp_path: Path) -> None:
-    raw = os.fsencode(tmp_path) + b"/caf\xe9\x1b[31m.png"
-    try:
-        with open(raw, "wb"):
-            pass
-    except OSError:
-        pytest.skip("this file system takes no such names")
-    for path in (tmp_path, os.fsdecode(raw)):
-        (item,) = named(path)
-        assert item.source == item.label == os.fsdecode(raw)
-
-
 def test_a_sequence_of_avif_pictures_counts_and_its_first_frame_is_read(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (24, 16), colour) for colour in ("red", "lime")]
     frames[0].save(tmp_path / "two.AVIFS", "AVIF", save_all=True, append_images=frames[1:])

@@ -22,7 +22,7 @@ from llama_adapter.app.pictures.inputs import (
 from llama_adapter.app.pictures.inputs.fields import spelt_path
 from llama_adapter.app.pictures.inputs.json_sets import find_picture
 from llama_adapter.app.pictures.inputs.lines import MAX_LINE_BYTES, Unmarked, split_lines
-from tests.app.pictures.inputs.files import error_codes, fill, message, tar_bytes
+from tests.app.pictures.inputs.files import error_codes, fill, message
 
 
 class Dripping(io.BytesIO):
@@ -36,10 +36,10 @@ class Dripping(io.BytesIO):
         return super().read1(self._size)
 
 
-def listed(folder: Path, content: bytes, *, recursive: bool = False) -> list[PictureInput]:
+def listed(folder: Path, content: bytes) -> list[PictureInput]:
     path = folder / "list.txt"
     path.write_bytes(content)
-    return list(read_inputs(InputSpec(lists=(str(path),), recursive=recursive)))
+    return list(read_inputs(InputSpec(lists=(str(path),))))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n# nothing\n"])
@@ -85,18 +85,6 @@ def test_a_picture_without_suffix_is_not_looked_for_in_vain(tmp_path: Path, monk
     assert find_picture("1", "none", "images", "more", folders=[str(tmp_path)]) == str(tmp_path / "images" / "1.png")
     assert looked[:2] == ["none/1", "images/1"]
     assert {os.path.dirname(path) for path in looked[2:]} == {"images"}
-
-
-def test_a_line_may_name_a_folder_or_an_archive(tmp_path: Path) -> None:
-    fill(tmp_path, "folder/b.png", "folder/sub/c.png")
-    (tmp_path / "some.tar").write_bytes(tar_bytes({"d.png": b"d"}))
-    items = listed(tmp_path, f"{tmp_path}/folder\n{tmp_path}/some.tar\n".encode(), recursive=True)
-    assert [os.path.relpath(item.label, tmp_path) for item in items] == [
-        "folder/b.png",
-        "folder/sub/c.png",
-        "some.tar/d.png",
-    ]
-    assert [item.root for item in items] == [str(tmp_path / "folder")] * 2 + [str(tmp_path / "some.tar")]
 
 
 def test_a_line_of_megabytes_is_one_error_and_the_next_line_is_read(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def test_a_reader_gives_views_upright_with_the_size_of_the_whole_picture() -> No
 
     reading = PictureReader(ReadingSpec(exif="ignore"), pixels=CLIP_PIXELS).read(picture, side=SIDE)
 
-    assert reading.pixels is not None
     assert reading.pixels.shape == (160, 107, 3)
     assert (reading.width, reading.height) == (800, 1200)
 
@@ -50,7 +49,6 @@ def test_a_view_of_a_transparent_picture_is_on_white() -> None:
 
     for transparency in ("white", "ignore"):  # as viewers show it, whatever the model sees
         reading = PictureReader(ReadingSpec(transparency=transparency), pixels=CLIP_PIXELS).read(picture, side=SIDE)
-        assert reading.pixels is not None
         assert (reading.pixels == 255).all()
 
 
@@ -59,5 +57,4 @@ def test_a_view_has_the_limits_of_the_reader() -> None:
     for spec in (ReadingSpec(max_pixels=9_999), ReadingSpec(max_bytes=10)):
         reading = PictureReader(spec, pixels=CLIP_PIXELS).read(picture, side=SIDE)
         assert reading.pixels is None
-        assert reading.error is not None
         assert reading.error.code == "too_large"
