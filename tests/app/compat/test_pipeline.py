@@ -82,6 +82,10 @@ def test_questions_and_choices(captioner: Captioner) -> None:
     assert output["probabilities"]["no"] > 0.5
     rows = [{"image": STAR, "question": "Is there a red star?"}, {"image": CIRCLE, "question": "Is there a red star?"}]
     assert [output["choose_text"] for output in choose(rows)] == [["yes"], ["no"]]
+    with pytest.raises(ValueError, match="ask"):
+        ask(STAR)
+    with pytest.raises(ValueError, match="choose"):
+        pipeline("choose", captioner)(STAR, question="Is there a star?")
 
 
 @pytest.mark.parametrize(
@@ -298,22 +302,18 @@ def test_a_tokenizer_is_checked(captioner: Captioner) -> None:
         def encode(self, text: str) -> list[int]:
             return [1, 2, 3]
 
-    with pytest.raises(UsageError):
-        pipeline("text_generation", captioner, tokenizer=Other())
-    with pytest.raises(UsageError):
-        pipeline("text_generation", captioner, tokenizer="tokenizer.model")
+    for refused, said in (
+        (Other(), "encodes a text to other ids"),
+        ("tokenizer.model", "object with `encode`, got str"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            pipeline("text_generation", captioner, tokenizer=refused)
 
 
 def test_prompts_of_a_file_give_way_to_those_of_the_call() -> None:
     settings = {"run_mode": "predict", "load_checkpoint": BUNDLE, "predict_data": "Hello"}
     with pytest.warns(UserWarning, match="prompt"), pipeline("text_generation", settings, device="cpu") as complete:
         assert complete("a", max_new_tokens=1)[0]["text_generation_text"][0].startswith("a")
-
-
-@pytest.mark.parametrize(("task", "options"), [("ask", {}), ("choose", {"question": "Is there a star?"})])
-def test_questions_and_choices_are_needed(task: str, options: dict[str, Any], captioner: Captioner) -> None:
-    with pytest.raises(ValueError, match=task):
-        pipeline(task, captioner)(STAR, **options)
 
 
 def test_tables_of_pandas(captioner: Captioner) -> None:
