@@ -341,6 +341,9 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     assert lite.settings["prompt"] == {"prompt_file": ["-"], "raw": True}
     assert lite.settings["generation"] == {"max_length": 60, "temperature": 0.0, "max_new_tokens": 60}
 
+    guide = line(f"python run_infer_main.py --device_id 0 --model_name bloom {given} --is_sample_acceleration True")
+    assert guide.settings["generation"] == {"temperature": 0.0, "max_length": 1024, "max_new_tokens": 1024}
+
     rest = "--model_name llama2_7b --predict_data hi --do_sample True --top_k 3 --seq_length 512 --max_length 60"
     drawn = line(f"python run_infer_main.py {given} {rest}")
     assert (drawn.refused, drawn.settings["prompt"]) == ((), {"prompt": "hi", "raw": True})

@@ -3,6 +3,7 @@
 import io
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import torch
 from PIL import Image
 from transformers import TextStreamer as TransformersStreamer
 
-from llama_adapter import Captioner, InferConfig, InferTask, RawPrompt, TextStreamer, UsageError, pipeline
+from llama_adapter import (
+    Captioner,
+    InferConfig,
+    InferTask,
+    RawPrompt,
+    TextIteratorStreamer,
+    TextStreamer,
+    UsageError,
+    pipeline,
+)
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from tests.app.golden import GOLDEN, model_options
@@ -228,6 +238,15 @@ def test_a_streamer_tells_one_answer_after_the_other(kind: Any, text: Pipeline, 
     assert capsys.readouterr().out == "".join(output["text_generation_text"][0] + "\n" for output in outputs)
     text(PROMPTS[0], streamer=TextStreamer(skip_prompt=True), max_new_tokens=6)
     assert capsys.readouterr().out.strip() == outputs.answers[0].text.strip()
+
+
+def test_pieces_of_an_answer_are_iterated_while_another_thread_makes_it(text: Pipeline) -> None:
+    streamer = TextIteratorStreamer(skip_prompt=True, timeout=60)
+    with ThreadPoolExecutor(1) as pool:
+        outputs = pool.submit(text, PROMPTS[0], streamer=streamer, max_new_tokens=6)
+        pieces = list(streamer)
+    assert len(pieces) > 1
+    assert "".join(pieces).strip() == outputs.result().answers[0].text.strip()
 
 
 def test_a_streamer_gets_the_ids_of_a_stop_text_too(text: Pipeline) -> None:
