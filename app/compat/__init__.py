@@ -2,6 +2,7 @@
 
 Their calls, settings and command lines come in; calls of the captioner, or settings of this program, go out.
 pipeline.py and model_runner.py are Python interfaces. foreign.py recognises a file or line of another system
-and passes it to its importer; command_words.py splits a line into words. `reference` runs programs unchanged.
+and passes it to its importer; command_words.py splits a line into words, and foreign_keys.toml has the keys of all
+systems. `reference` runs programs unchanged.
 Read foreign.py first.
 """

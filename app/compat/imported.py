@@ -1,6 +1,5 @@
 """The result of converting another system's settings, with a report for each key."""
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any, Literal
 
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.defaults import DECODER_PRECISIONS
+from llama_adapter.runtime.settings.setting import nearest
 
 Outcome = Literal["taken", "ignored", "refused"]
 
@@ -169,8 +169,8 @@ class Import:
             elif isinstance(value, Mapping) and any(rule.startswith(f"{key}.") for rule in rules):
                 self._walk(value, f"{key}.", rules, first)
             else:
-                meant = difflib.get_close_matches(key, rules, n=1, cutoff=0.9)
-                hint = f"; `{meant[0]}` may be meant" if meant else ""
+                meant = nearest(key, rules, cutoff=0.9)
+                hint = f"; `{meant}` may be meant" if meant else ""
                 self.ignore(key, f"it has no meaning here{hint}")
 
     def done(self) -> Imported:

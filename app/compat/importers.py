@@ -1,10 +1,11 @@
 """Converts settings of MindFormers, MindSpore Lite, PaddleNLP and ModelRunner to settings of this package.
 
-`foreign_keys.toml` has the keys that are converted one by one. The rules here depend on values and on other keys.
+`foreign_keys.toml` says what becomes of each key, and names the rules and conditions that are here.
 """
 
 import shlex
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ _ROUNDED = {"computation.precision": "int8", "computation.operators": "w8a8"}  #
 _SAMPLING = ("temperature", "top_k", "top_p")
 _FRACTIONS = ("generation.repetition_penalty", "generation.temperature", "generation.top_p")
 
+Condition = Callable[[Import, Any], bool]  # takes the key's value
 
 _KEYS = tomllib.loads(Path(__file__).with_name("foreign_keys.toml").read_text(encoding="utf-8"))
 
@@ -66,9 +68,19 @@ def one_of(values: Mapping[str, Mapping[str, Any]], *, otherwise: str) -> Rule:
     return rule
 
 
-def taken(settings: Callable[[Any], Mapping[str, Any]], note: str = "") -> Rule:
-    """A rule for a key that becomes the settings that `settings` returns for its value."""
-    return lambda imported, key, value: imported.take(key, settings(value), note)
+def taken(settings: Mapping[str, Any], note: str = "") -> Rule:
+    """A rule for a key that becomes these settings. In a text, or a list of texts, `{}` stands for the key's value."""
+
+    def rule(imported: Import, key: str, value: Any) -> None:
+        found = dict(settings)
+        for name, given in settings.items():
+            if isinstance(given, str):
+                found[name] = given.format(value)
+            elif isinstance(given, list):
+                found[name] = [text.format(value) for text in given]
+        imported.take(key, found, note)
+
+    return rule
 
 
 def ignored(reason: str) -> Rule:
@@ -81,7 +93,7 @@ def refused(reason: str) -> Rule:
     return lambda imported, key, value: imported.refuse(key, reason.format(value=value))
 
 
-def ignored_if(when: Callable[[Import, Any], bool], reason: str, otherwise: Rule) -> Rule:
+def ignored_if(when: Condition, reason: str, otherwise: Rule) -> Rule:
     """A rule for a key that has no effect if `when` returns True for its value; else the rule `otherwise` applies."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
@@ -90,15 +102,11 @@ def ignored_if(when: Callable[[Import, Any], bool], reason: str, otherwise: Rule
     return rule
 
 
-def _is_among(names: list[str]) -> Callable[[Import, Any], bool]:
-    return lambda imported, value: value in names
-
-
-def device(name_key: str, index_key: str | None = None) -> dict[str, Rule]:
-    """The rules for the keys of a device and its index."""
+def device(name_key: str, index_key: str) -> dict[str, Rule]:
+    """The rules for the keys of a device and its index; "" if there is none for the index."""
 
     def by_name(imported: Import, key: str, value: Any) -> None:
-        ours = our_device(str(value), index=None if index_key is None else imported.value(index_key, 0))
+        ours = our_device(str(value), index=imported.value(index_key, 0) if index_key else None)
         if ours is None:
             imported.refuse(key, f"there is no device named {value!r}: wanted Ascend, GPU or CPU")
         else:
@@ -112,7 +120,7 @@ def device(name_key: str, index_key: str | None = None) -> dict[str, Rule]:
         else:
             imported.take(key, {"computation.device": our_device("Ascend", index=value)}, "Ascend is the default there")
 
-    return {name_key: by_name} if index_key is None else {name_key: by_name, index_key: by_index}
+    return {name_key: by_name, index_key: by_index} if index_key else {name_key: by_name}
 
 
 def model(imported: Import, key: str, value: Any) -> None:
@@ -139,28 +147,7 @@ def _take_exported(imported: Import, key: str, folder: Path) -> None:
     imported.take(key, {"computation.decoder": str(folder), **backend})
 
 
-_DTYPES = one_of(
-    {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
-    otherwise="other dtypes are not supported",
-)
-
-
-# Rules for several keys
-
-
-def _rules(system: str, special: Mapping[str, Rule]) -> dict[str, Rule]:
-    """The rules of a system: those of its tables in foreign_keys.toml, and `special` ones."""
-    tables = _KEYS[system]
-    notes = tables.get("notes", {})
-    rules = {key: number(setting, notes.get(key, "")) for key, setting in tables["numbers"].items()}
-    for key, values in tables["values"].items():
-        rules[key] = one_of(values, otherwise=values.pop("otherwise"))
-    for key, names in tables.get("families", {}).items():
-        rules[key] = ignored_if(_is_among(names), _OF_FOLDER, rules[key])
-    for name, rule in (("ignored", ignored), ("refused", refused)):
-        for reason, keys in tables.get(name, {}).items():
-            rules |= dict.fromkeys(keys, rule(reason))
-    return rules | dict(special)
+# Rules for several systems
 
 
 def _do_sample(imported: Import, key: str, value: Any) -> None:
@@ -263,13 +250,6 @@ def _graph_length(imported: Import, key: str, value: Any) -> None:
         imported.ignore(key, f"model.context is {length} already")
 
 
-def _output_dir(imported: Import, key: str, value: Any) -> None:
-    if imported.is_export:
-        imported.take(key, {"output.out": f"{value}/mindir_full_checkpoint"}, "both graphs are in one folder")
-    else:
-        imported.ignore(key, "answers go to stdout, or to the file that --out names")
-
-
 def _context_mode(imported: Import, key: str, value: Any) -> None:
     if value == 0 and str(imported.value("context.device_target", "ascend")).lower() != "cpu":
         imported.take(key, {"computation.mode": "graph"}, "the device's first graph mode")
@@ -279,129 +259,8 @@ def _context_mode(imported: Import, key: str, value: Any) -> None:
         imported.refuse(key, f"wanted 0 (graph) or 1 (eager), got {value!r}")
 
 
-def _sampling_in_graphs(imported: Import, key: str, value: Any) -> None:
-    if imported.is_export and value is False:
-        imported.take(key, {"output.without_sampling": True})
-    else:
-        imported.ignore(key, "tokens are chosen on the device, unless graphs were exported without sampling")
-
-
-_PARALLEL_TABLE = ignored_if(
-    lambda imported, value: imported.value("use_parallel") is True,
-    "use_parallel reports the part that is used",
-    ignored("use_parallel is not on"),
-)
-_GRAPH_ENGINE = ignored_if(
-    lambda imported, value: imported.setting("computation.decoder_backend") is None,
-    "it is for MindIR graphs, and none are run",
-    lambda imported, key, value: imported.take(key, {"computation.ge_config": str(imported.beside(str(value)))}),
-)
-_OF_TEXTS: Mapping[str, Rule] = {  # options of texts in two tables; the first has precedence
-    "do_sample": _do_sample,
-    "repetition_penalty": number("generation.repetition_penalty"),
-    "max_new_tokens": number("generation.max_new_tokens"),
-    **dict.fromkeys(("max_length", "max_decode_length"), number("generation.max_length")),
-    **dict.fromkeys(_SAMPLING, _drawn),
-}
-_MINDFORMERS_RULES = _rules(
-    "MindFormers",
-    {
-        "run_mode": _run_mode,
-        "load_checkpoint": model,
-        "use_parallel": _parallel,
-        **dict.fromkeys(("parallel_config", "parallel"), _PARALLEL_TABLE),
-        "output_dir": _output_dir,
-        "predict_data": _prompts,
-        "seed": ignored_if(
-            lambda imported, value: not imported.is_sampled,
-            "the most probable token is taken",
-            number("generation.seed"),
-        ),
-        "modal_type": ignored_if(
-            lambda imported, value: all(one == "text" for one in (value if isinstance(value, list) else [value])),
-            "all of predict_data is text",
-            refused("all of predict_data is text; `llama-adapter ask PICTURE --question TEXT` asks about pictures"),
-        ),
-        f"{_CONFIG}.batch_size": ignored_if(
-            lambda imported, value: imported.value("predict_batch_size") is not None,
-            "predict_batch_size has precedence",
-            number("computation.batch_size"),
-        ),
-        f"{_CONFIG}.compute_dtype": _DTYPES,
-        "pretrained_model_dir": ignored_if(
-            lambda imported, value: bool(imported.value("load_checkpoint")), "load_checkpoint names the model", model
-        ),
-        f"{_CONFIG}.checkpoint_name_or_path": ignored_if(
-            lambda imported, value: any(map(imported.value, ("load_checkpoint", "pretrained_model_dir"))),
-            "load_checkpoint or pretrained_model_dir names the model",
-            model,
-        ),
-        f"{_CONFIG}.is_sample_acceleration": _sampling_in_graphs,
-        "infer.prefill_model_path": _graphs,
-        "infer.increment_model_path": _graphs,
-        "infer.infer_seq_length": _graph_length,
-        "infer.ge_config_path": _GRAPH_ENGINE,
-        "context.mode": _context_mode,
-        **{f"{table}.{name}": rule for table in ("generation_config", _CONFIG) for name, rule in _OF_TEXTS.items()},
-        **device("context.device_target", "context.device_id"),
-    },
-)
-_INFER_MAIN_RULES = _rules(
-    "run_infer_main.py",
-    {
-        "model_path": model,
-        "prefill_model_path": _graphs,
-        "increment_model_path": _graphs,
-        "config_path": _GRAPH_ENGINE,
-        "is_sample_acceleration": _sampling_in_graphs,
-        "predict_data": _prompts,
-        "do_sample": _do_sample,
-        **dict.fromkeys(_SAMPLING, _drawn),
-        **device("device", "device_id"),
-    },
-)
-
-
-def import_mindformers(data: Mapping[str, Any]) -> Imported:
-    """The settings of `generate` for a predict YAML, and those of `export decoder` for `run_mode: export`."""
-    imported = Import("MindFormers", data)
-    imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
-    imported.is_sampled = imported.value("generation_config.do_sample", imported.value(f"{_CONFIG}.do_sample")) is True
-    first = ("load_checkpoint", "infer", "predict_length", "generation_config", "max_length")
-    imported.run(_MINDFORMERS_RULES, first=first)
-    if imported.is_export and imported.setting("output.out") is None:
-        _output_dir(imported, "output_dir", "output")
-    imported.set("prompt.raw", True)
-    _set_sampling(imported)
-    return _with_all_new_tokens(imported)
-
-
-def import_infer_main(data: Mapping[str, Any]) -> Imported:
-    """The settings of `generate` for the options of run_infer_main.py, which asks for prompts."""
-    imported = Import("MindFormers", data)
-    imported.set("command", "generate")
-    imported.is_sampled = imported.value("do_sample") is True
-    imported.run(_INFER_MAIN_RULES, first=("model_path", "prefill_model_path", "increment_model_path", "max_length"))
-    if not any(imported.value(key) for key in ("model_path", "prefill_model_path")):
-        imported.refuse("model_path", "it is missing, and so is prefill_model_path: one of them names what is run")
-    if imported.value("predict_data") is None:
-        prompts = {"prompt.prompt_file": ["-"], "prompt.raw": True}
-        imported.take("stdin", prompts, "each line is a prompt, continued without a template; Ctrl-D ends them")
-    _set_sampling(imported)
-    imported.set("generation.max_length", 1024)
-    return _with_all_new_tokens(imported)
-
-
-def _with_all_new_tokens(imported: Import) -> Imported:
-    """The result, in which only the length of prompt and answer together limits an answer."""
-    longest = imported.setting("generation.max_length")
-    if longest is not None:
-        imported.set("generation.max_new_tokens", longest)
-    return imported.done()
-
-
-# The number of devices, over which a model is split.
-_DEVICES = ignored_if(lambda imported, value: value == 1, "one is the default", number("computation.tensor_parallel"))
+def _ge_config(imported: Import, key: str, value: Any) -> None:
+    imported.take(key, {"computation.ge_config": str(imported.beside(str(value)))})
 
 
 # PaddleNLP: options of predictor.py and export_model.py
@@ -426,16 +285,11 @@ def _adapter(imported: Import, key: str, value: Any) -> None:
         imported.take(key, {"computation.past_key_values": value}, "the folder of pre_caches.npy")
 
 
-_WEIGHTS_ALONE = one_of(
-    {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED},
-    otherwise="weights are float, 8-bit or 4-bit here, and the cache is float",
-)
-
-
 def _bits(imported: Import, key: str, value: Any) -> None:
     """a8w8, and ptq_int8, which refuses a model without calibrated scales; other names are of weights alone."""
     if value not in ("a8w8", "ptq_int8"):
-        _WEIGHTS_ALONE(imported, key, value)
+        alone = {f"weight_only_{name}": {"computation.precision": name} for name in QUANTISED}
+        one_of(alone, otherwise="weights are float, 8-bit or 4-bit here, and the cache is float")(imported, key, value)
         return
     from llama_adapter.app.models.bundle_manifest import INPUT_SCALES  # imports torch
 
@@ -449,54 +303,9 @@ def _bits(imported: Import, key: str, value: Any) -> None:
         imported.refuse(key, f"`{name}` has no scales of inputs; name the bundle that {calibrate} makes of a float one")
 
 
-_PADDLENLP_RULES = _rules(
-    "PaddleNLP",
-    {
-        "model_name_or_path": model,
-        "lora_path": taken(lambda value: {"model.lora": [str(value)]}, "merged when the model is loaded"),
-        "prefix_path": _adapter,
-        "data_file": taken(
-            lambda value: {"prompt.prompt_file": [str(value)], "prompt.raw": True},
-            "`src` of each line, without a template",
-        ),
-        "output_file": _output_file,
-        "output_path": taken(lambda value: {"output.out": str(value)}),
-        "dtype": _DTYPES,
-        "quant_type": _bits,
-        "example": _example,
-        "worker_num": _DEVICES,
-        **dict.fromkeys(_SAMPLING, _drawn),
-        **device("device"),
-    },
-)
-
-
-def import_paddlenlp(data: Mapping[str, Any]) -> Imported:
-    """The settings of `generate` for the predictor's options; with `output_path`, those of `export decoder`.
-
-    Omitted options get PaddleNLP's defaults.
-    """
-    imported = Import("PaddleNLP", data)
-    imported.set("command", EXPORT if "output_path" in data else "generate")
-    if not data.get("model_name_or_path"):
-        imported.refuse("model_name_or_path", "it is missing, and PaddleNLP has no default")
-    # PaddleNLP's defaults: top_k 1, which is greedy; top_p and temperature 1; at most 1024 prompt tokens, 2048 in all.
-    imported.is_sampled = imported.value("decode_strategy") != "greedy_search" and imported.value("top_k", 1) != 1
-    imported.run(_PADDLENLP_RULES, first=("model_name_or_path", "quant_type"))
-    _set_sampling(imported)
-    imported.set("prompt.raw", True)
-    imported.set("generation.max_prompt_tokens", 1024)
-    imported.set("generation.max_length", 2048)
-    imported.set("generation.max_new_tokens", imported.value("max_length", 2048))
-    return imported.done()
-
-
 # ModelRunner: `runner_settings`, a YAML of CANN's recipes
 
 _GRAPH_MODES = ("ge_graph", "acl_graph", "npugraph_ex")
-_MODES = one_of(
-    {mode: {"computation.mode": mode} for mode in ("eager", *_GRAPH_MODES)}, otherwise="ModelRunner has no other modes"
-)
 _BITS: Mapping[str, Mapping[str, str]] = {
     name: settings
     for names, settings in (
@@ -534,58 +343,154 @@ def _all_ranks(imported: Import, key: str, value: Any) -> None:
         imported.refuse(key, f"{value!r}: heads and feed-forward units are split over all ranks, world_size is {size}")
 
 
-def _one_or_all_ranks(imported: Import, key: str, value: Any) -> None:
-    if value == 1 and _num_ranks(imported) != 1:
-        imported.ignore(key, "it is split over all ranks, as attention is")
-    else:
-        _all_ranks(imported, key, value)
-
-
 def _ranks_of_table(imported: Import, key: str, value: Any) -> None:
-    (_all_ranks if imported.value("world_size") else _DEVICES)(imported, key, value)
+    if imported.value("world_size") or value == 1:
+        _all_ranks(imported, key, value)
+    else:
+        number("computation.tensor_parallel")(imported, key, value)
 
 
-_EXE_MODE = ignored_if(
-    lambda imported, value: value in _GRAPH_MODES and _num_ranks(imported) != 1,
-    "several ranks run operator by operator: no graph holds the sums over them",
-    _MODES,
-)
-_MODEL_RUNNER_RULES = _rules(
-    "ModelRunner",
-    {
-        **dict.fromkeys(("model_path", "model_config.model_path"), model),
-        **dict.fromkeys(("exe_mode", "model_config.exe_mode"), _EXE_MODE),
-        "world_size": _DEVICES,
-        **dict.fromkeys(("quant_config", "model_config.quant_config", "model_config.mm_quant_mode"), _few_bits),
-        "model_config.dtype": _DTYPES,
-        "model_config.enable_profiler": ignored_if(
-            lambda imported, value: value is not True,
-            "no profiler is the default",
-            taken(lambda value: {"profiling.trace": "prof"}, "its folder, as there"),
-        ),
-        "model_config.enable_online_split_weight": ignored_if(
-            lambda imported, value: _num_ranks(imported) == 1,
-            "one device holds all weights",
-            ignored_if(
-                lambda imported, value: value is True,
-                "each rank reads its own part of the weights",
-                refused("weights that were split offline, in rank_N folders, cannot be read: name the whole model"),
-            ),
-        ),
-        "parallel_config.attn_tp_size": _all_ranks,
-        "parallel_config.world_size": _ranks_of_table,
-        **dict.fromkeys(("parallel_config.lmhead_tp_size", "parallel_config.embed_tp_size"), _one_or_all_ranks),
-        "data_config.do_sample": _do_sample,
-        **dict.fromkeys((f"data_config.{name}" for name in _SAMPLING), _drawn),
-    },
-)
+# The rules and conditions that foreign_keys.toml names
+
+_FUNCTIONS: list[Rule] = [_run_mode, _prompts, _parallel, _graphs, _graph_length, _ge_config, _context_mode, _do_sample]
+_FUNCTIONS += [_drawn, _example, _output_file, _adapter, _bits, _few_bits, _all_ranks, _ranks_of_table]
+_RULES: Mapping[str, Rule] = {
+    **{function.__name__.removeprefix("_"): function for function in _FUNCTIONS},
+    "model": model,
+    "dtype": one_of(
+        {name: {"computation.dtype": name} for name in ("float32", "bfloat16", "float16")},
+        otherwise="other dtypes are not supported",
+    ),
+    "mode": one_of(
+        {mode: {"computation.mode": mode} for mode in ("eager", *_GRAPH_MODES)},
+        otherwise="ModelRunner has no other modes",
+    ),
+}
+_CONDITIONS: Mapping[str, Condition] = {
+    "greedy": lambda imported, value: not imported.is_sampled,
+    "texts only": lambda imported, value: all(one == "text" for one in (value if isinstance(value, list) else [value])),
+    "in parallel": lambda imported, value: imported.value("use_parallel") is True,
+    "without MindIR": lambda imported, value: imported.setting("computation.decoder_backend") is None,
+    "no export": lambda imported, value: not imported.is_export,
+    "one": lambda imported, value: value == 1,
+    "on": lambda imported, value: value is True,
+    "not on": lambda imported, value: value is not True,
+    "not off": lambda imported, value: value is not False,
+    "one rank": lambda imported, value: _num_ranks(imported) == 1,
+    "one of several": lambda imported, value: value == 1 and _num_ranks(imported) != 1,
+    "graph of several ranks": lambda imported, value: value in _GRAPH_MODES and _num_ranks(imported) != 1,
+}
+
+
+def _rules(system: str) -> dict[str, Rule]:
+    """The rule of each key of a system, from its tables in foreign_keys.toml."""
+    tables: Mapping[str, dict[str, Any]] = defaultdict(dict, _KEYS[system])
+    notes = tables["notes"]
+    rules = {key: _RULES[name] for name, keys in tables["rules"].items() for key in keys}
+    for name_key, index_key in tables["devices"].items():
+        rules |= device(name_key, index_key)
+    for setting, keys in tables["numbers"].items():
+        rules |= {key: number(setting, notes.get(key, "")) for key in keys}
+    for key, settings in tables["taken"].items():
+        rules[key] = taken(settings, notes.get(key, ""))
+    for key, values in tables["values"].items():
+        rules[key] = one_of(values, otherwise=values.pop("otherwise"))
+    for key, names in tables["families"].items():
+        rules[key] = ignored_if(_is_among(names), _OF_FOLDER, rules[key])
+    for name, rule in (("ignored", ignored), ("refused", refused)):
+        for reason, keys in tables[name].items():
+            rules |= dict.fromkeys(keys, rule(reason))
+    for reason, row in reversed(tables["ignored_if"].items()):  # the conditions of the first are then asked first
+        assert {*row["if"]} <= _CONDITIONS.keys() | rules.keys(), "a name in foreign_keys.toml is misspelt"
+        rules |= {key: ignored_if(_any_of(row["if"]), reason, rules[key]) for key in row["keys"]}
+    return rules
+
+
+def _is_among(names: list[str]) -> Condition:
+    return lambda imported, value: value in names
+
+
+def _any_of(names: list[str]) -> Condition:
+    """Whether a condition of these names holds. A name that is none of `_CONDITIONS` is a key, which has a value."""
+    conditions = [_CONDITIONS.get(name) or _has_value(name) for name in names]
+    return lambda imported, value: any(holds(imported, value) for holds in conditions)
+
+
+def _has_value(name: str) -> Condition:
+    return lambda imported, value: bool(imported.value(name))
+
+
+_RULES_OF = {system: _rules(system) for system in _KEYS}
+
+
+# The importers
+
+
+def import_mindformers(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for a predict YAML, and those of `export decoder` for `run_mode: export`."""
+    imported = Import("MindFormers", data)
+    imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
+    imported.is_sampled = imported.value("generation_config.do_sample", imported.value(f"{_CONFIG}.do_sample")) is True
+    # Options of texts may be in two tables, of which generation_config has precedence over model_config.
+    first = ("load_checkpoint", "infer", "predict_length", "generation_config", "max_length")
+    imported.run(_RULES_OF["MindFormers"], first=first)
+    if imported.is_export and imported.setting("output.out") is None:
+        _RULES_OF["MindFormers"]["output_dir"](imported, "output_dir", "output")
+    imported.set("prompt.raw", True)
+    _set_sampling(imported)
+    return _with_all_new_tokens(imported)
+
+
+def import_infer_main(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for the options of run_infer_main.py, which asks for prompts."""
+    imported = Import("MindFormers", data)
+    imported.set("command", "generate")
+    imported.is_sampled = imported.value("do_sample") is True
+    first = ("model_path", "prefill_model_path", "increment_model_path", "max_length")
+    imported.run(_RULES_OF["run_infer_main.py"], first=first)
+    if not any(imported.value(key) for key in ("model_path", "prefill_model_path")):
+        imported.refuse("model_path", "it is missing, and so is prefill_model_path: one of them names what is run")
+    if imported.value("predict_data") is None:
+        prompts = {"prompt.prompt_file": ["-"], "prompt.raw": True}
+        imported.take("stdin", prompts, "each line is a prompt, continued without a template; Ctrl-D ends them")
+    _set_sampling(imported)
+    imported.set("generation.max_length", 1024)
+    return _with_all_new_tokens(imported)
+
+
+def _with_all_new_tokens(imported: Import) -> Imported:
+    """The result, in which only the length of prompt and answer together limits an answer."""
+    longest = imported.setting("generation.max_length")
+    if longest is not None:
+        imported.set("generation.max_new_tokens", longest)
+    return imported.done()
+
+
+def import_paddlenlp(data: Mapping[str, Any]) -> Imported:
+    """The settings of `generate` for the predictor's options; with `output_path`, those of `export decoder`.
+
+    Omitted options get PaddleNLP's defaults.
+    """
+    imported = Import("PaddleNLP", data)
+    imported.set("command", EXPORT if "output_path" in data else "generate")
+    if not data.get("model_name_or_path"):
+        imported.refuse("model_name_or_path", "it is missing, and PaddleNLP has no default")
+    # PaddleNLP's defaults: top_k 1, which is greedy; top_p and temperature 1; at most 1024 prompt tokens, 2048 in all.
+    imported.is_sampled = imported.value("decode_strategy") != "greedy_search" and imported.value("top_k", 1) != 1
+    imported.run(_RULES_OF["PaddleNLP"], first=("model_name_or_path", "quant_type"))
+    _set_sampling(imported)
+    imported.set("prompt.raw", True)
+    imported.set("generation.max_prompt_tokens", 1024)
+    imported.set("generation.max_length", 2048)
+    imported.set("generation.max_new_tokens", imported.value("max_length", 2048))
+    return imported.done()
 
 
 def import_model_runner(data: Mapping[str, Any]) -> Imported:
     """The settings of this package for runner settings. They are of any command."""
     imported = Import("ModelRunner", data)
     imported.is_sampled = imported.value("data_config.do_sample") is True
-    imported.run(_MODEL_RUNNER_RULES)
+    imported.run(_RULES_OF["ModelRunner"])
     if any(imported.value(f"data_config.{name}") is not None for name in ("do_sample", *_SAMPLING)):
         _set_sampling(imported)
     return imported.done()

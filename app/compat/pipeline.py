@@ -1,6 +1,5 @@
 """`pipeline`: a callable for a task and a model that turns inputs into dicts, as in MindFormers and transformers."""
 
-import difflib
 import io
 import itertools
 import os
@@ -27,6 +26,7 @@ from llama_adapter.app.models.spec import EXPORTED
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import whole_number
+from llama_adapter.runtime.settings.setting import nearest
 
 TEXT = "text_generation"
 _ALIASES = {
@@ -232,8 +232,8 @@ class Pipeline:
             if name in _NO_EFFECT:
                 warnings.warn(f"{name} has no effect: {_NO_EFFECT[name]}", stacklevel=3)
             elif name not in known:
-                similar = difflib.get_close_matches(name, sorted(known), n=1)
-                hint = f"; `{similar[0]}` may be meant" if similar else f"; there are {', '.join(sorted(known))}"
+                similar = nearest(name, sorted(known), cutoff=0.6)
+                hint = f"; `{similar}` may be meant" if similar else f"; there are {', '.join(sorted(known))}"
                 raise TypeError(f"{self.task} has no option `{name}`{hint}")
         rest = {name: given[name] for name in _CALL_OPTIONS if name in given}
         return _Options(sampling=_sampling(given), values=of_pipeline | own, **rest)

@@ -97,29 +97,23 @@ def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Pat
     )
 
 
-def shard(folder: Path, number: int, *, of: int) -> Path:
-    return folder / f"peft_model-0000{number}-of-0000{of}.safetensors"
-
-
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("other", "said"),
     [
-        (
-            lambda folder: shard(folder, 1, of=2).unlink(),
-            "has `peft_model-00002-of-00002.safetensors`: shards are missing",
-        ),
-        (lambda folder: shutil.copy(shard(folder, 1, of=2), shard(folder, 1, of=3)), "or they are of several"),
-        (
-            lambda folder: shutil.copy(shard(folder, 1, of=2), folder / "peft_model.safetensors"),
-            "or they are of several",
-        ),
-        (lambda folder: shutil.copy(shard(folder, 1, of=2), shard(folder, 2, of=2)), "lora_A` twice"),
+        (None, "has `peft_model-00002-of-00002.safetensors`: shards are missing"),
+        ("peft_model-00001-of-00003.safetensors", "or they are of several"),
+        ("peft_model.safetensors", "or they are of several"),
+        ("peft_model-00002-of-00002.safetensors", "lora_A` twice"),
     ],
     ids=["missing", "stale", "beside one file", "the same"],
 )
-def test_shards_are_those_of_one_checkpoint(damage: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+def test_shards_are_those_of_one_checkpoint(other: str | None, said: str, tmp_path: Path) -> None:
     unified(tmp_path)
-    damage(tmp_path)
+    first = tmp_path / "peft_model-00001-of-00002.safetensors"
+    if other is None:
+        first.unlink()
+    else:
+        shutil.copy(first, tmp_path / other)
     with pytest.raises(CheckpointError, match=said):
         open_loras([str(tmp_path)], CONFIG)
 

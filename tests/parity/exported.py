@@ -40,12 +40,7 @@ def golden_onnx() -> Path:
     with made_once("golden.onnx") as (path, is_missing):
         if is_missing:
             flags = ["--adapter", str(GOLDEN / "adapters" / "BIAS-TINY.pth"), "--visual-heads", "4"]
-            flags += [
-                "--clip",
-                str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"),
-                "--pictures",
-                picture(),
-            ]
+            flags += ["--clip", str(GOLDEN / "CLIP" / "tiny-vit-torchscript.pt"), "--pictures", picture()]
             said = {".out": io.StringIO(), ".err": io.StringIO()}
             before = os.umask(ODD_UMASK)
             try:

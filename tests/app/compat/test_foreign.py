@@ -20,6 +20,11 @@ from tests.llm.toys import CONFIG
 SETTINGS = Path(__file__).with_name("settings")  # files of the guides; MODEL stands for the model
 
 
+def rows(name: str) -> Any:
+    """The cases in a file."""
+    return yaml.safe_load((SETTINGS / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
 def text_of(name: str, *, model: object) -> str:
     return (SETTINGS / name).read_text().replace("MODEL", str(model))
 
@@ -28,6 +33,12 @@ def imported(tmp_path: Path, name: str, text: str) -> Imported:
     path = tmp_path / name
     path.write_text(text)
     return import_file(str(path))
+
+
+def line(words: str | list[str]) -> Imported:
+    found = import_line(words.split() if isinstance(words, str) else words)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("name", ["gpt.yaml", "predict.yaml", "predict.sh"])
@@ -70,7 +81,7 @@ def test_a_command_of_mindformers_reads_its_yaml_and_has_precedence(tmp_path: Pa
         assert imported(tmp_path, "run.sh", command).settings["prompt"]["prompt"] == "hi"
 
 
-@pytest.mark.parametrize(("text", "expected", "told"), yaml.safe_load((SETTINGS / "taken.yaml").read_text()))
+@pytest.mark.parametrize(("text", "expected", "told"), rows("taken"))
 def test_what_is_taken(text: str, expected: dict[str, Any], told: str, tmp_path: Path) -> None:
     found = imported(tmp_path, "run.yaml", text)
 
@@ -79,7 +90,7 @@ def test_what_is_taken(text: str, expected: dict[str, Any], told: str, tmp_path:
     assert told in found.format_report()
 
 
-@pytest.mark.parametrize(("text", "number", "told"), yaml.safe_load((SETTINGS / "refused.yaml").read_text()))
+@pytest.mark.parametrize(("text", "number", "told"), rows("refused"))
 def test_what_cannot_be_served_is_refused_with_its_line_and_what_does_it(
     text: str, number: int, told: str, tmp_path: Path
 ) -> None:
@@ -125,83 +136,19 @@ def test_unknown_and_empty_keys_are_in_the_report(tmp_path: Path) -> None:
         ("x.yaml", b"exe_mode: !!python/object/apply:os.system [ls]", "x.yaml"),
         ("x.yaml", b"only: ours", "the settings of no known system: its keys are only"),
         ("x.yaml", b"model: {model: x}\ngeneration: {seed: 1}", "has our own settings already"),
-        ("x.sh", b"python pipeline_inference.py", "has no settings"),
-        ("x.sh", b"# a comment\nrun --a 'b", "x.sh:2"),
-        ("x.sh", b"# a comment\nrun --a 1 --a 2", "x.sh:2"),
-        ("x.sh", b"# a comment\nrun --a 1 2", "x.sh:2"),
         ("x.txt", b"run --model_name_or_path caf\xe9", "x.txt"),
-        (
-            "x.sh",
-            "python predictor.py \\\n—dtype=float16 --mode x".encode(),
-            "x.sh:2: `—dtype=float16` has a typo",
-        ),
-        ("x.sh", "python predictor.py --a 1 –-dtype float16".encode(), "`–-dtype` has a typographic dash"),
-        (
-            "x.sh",
-            "run_mindformer.py --predict_data “I love it”".encode(),
-            "`“I` has a typographic dash or quote",
-        ),
-        ("x.sh", "run_mindformer.py --predict_data ‘Twas".encode(), "`‘Twas` has a typographic dash or quote"),
-        ("x.sh", "predictor.py --a 1 —max-length 5".encode(), "`—max-length` has a typographic dash"),
-        ("x.sh", "predictor.py \\\n--dtype\u3000float16".encode(), "x.sh:2: `--dtype\u3000float16` is no option"),
-        (
-            "x.sh",
-            b"run_mindformer.py \\\n--options seed=1 key",
-            "x.sh:2: `--options` is followed by KEY=VALUE, got `key`",
-        ),
-        ("x.sh", b"run_mindformer.py --options --mode 1", "`--options` is followed by KEY=VALUE, got ``"),
-        (
-            "x.sh",
-            b"run_mindformer.py \\\n--mode 1 --context.mode 0",
-            "x.sh:2: `context.mode` is given twice, .* line 2",
-        ),
-        (
-            "x.sh",
-            b"run_mindformer.py --mode 1 --options context.mode=0",
-            "`context.mode` is given twice, first in line 1",
-        ),
-        ("x.sh", b"run_mindformer.py --options mode=1 mode=0", "`mode` is given twice"),
-        ("x.sh", b"run_mindformer.py --context 1 --context.mode 0", "`context.mode` is given twice"),
-        ("x.sh", b"run_mindformer.py --context.mode 0 --context 1", "`context` is given twice"),
-        ("x.sh", b"run_mindformer.py --a.b.predict_data hi there", "`there` belongs to no option"),
-        ("x.sh", b"run_mindformer.py predict.yaml --run_mode predict", "`predict.yaml` belongs to no option"),
-        ("x.sh", b"torchrun --nproc_per_node 2 run_mindformer.py > log", "has no options, and"),
-        ("x.sh", b"run_mindformer.py --predict_data hi >", "nothing closes or follows `>`"),
-        ("x.sh", "run_mindformer.py --predict_data un\u00a0mot".encode(), "a non-breaking space is before `mot`"),
-        ("x.sh", b"$ run_mindformer.py --predict_data 'a\n> b'", "x.sh:1: a quoted text has several lines"),
-        ("x.sh", b'run_mindformer.py --predict_data "a \\\nb"', "a quoted text has several lines"),
-        ("x.sh", b"msrun.sh 'run_mindformer.py --mode 1' 2 --do_sample True", "`--do_sample` follows the quoted line"),
-        ("x.sh", b"run_mindformer.py --load_checkpoint <path> --predict_data hi", "`<path>` may be a placeholder"),
-        ("x.sh", b"run_mindformer.py --predict_data <the text> --mode 1", "`> --mode` may be a placeholder"),
-        ("x.sh", "run_mindformer.py --x <路径>/x".encode(), "`<路径>` may be a placeholder"),
-        (
-            "x.sh",
-            b"$ run_mindformer.py --predict_data hi \\\n>--predict_length 64",
-            "x.sh:2: `>--predict_length` may be",
-        ),
-        ("x.sh", "run_mindformer.py --predict_data hi > —mode 1".encode(), "`> —mode` may be"),
-        ("x.sh", b"me@host:~$ run_mindformer.py --predict_data \\\n> 'hi'", "x.sh:2: `> '` may be .* after a prompt"),
-        ("x.sh", b"run_mindformer.py --predict_data <(cat x)", "nothing closes or follows `<`"),
-        ("x.sh", b"run_mindformer.py --predict_data a&b", "`b` begins a new command"),
-        ("x.sh", b"run_mindformer.py --predict_data hi\npython x.py", "x.sh:2: `python` begins a new command"),
-        ("x.sh", b"run_mindformer.py --predict_data hi\n'echo'", "x.sh:2: `echo` begins a new command"),
-        ("x.sh", b"run_mindformer.py --predict_data hi --do_sample\nTrue", "x.sh:2: `True` begins a new command"),
-        ("x.sh", b"run_mindformer.py --predict_data \n 'hi'", "x.sh:2: `hi` begins a new command"),
-        ("x.sh", 'predictor.py --a 1 —length="64"'.encode(), "`—length=64` has a typographic dash"),
-        ("x.sh", "predictor.py --a 1 −−length 64".encode(), "`−−length` has a typographic dash"),
-        ("x.sh", "predictor.py --a 1 “--length” 64".encode(), "another character than a plain space before `--`"),
-        ("x.sh", "predictor.py --a 1 \u3000--length 64".encode(), "another character than a plain space before `--`"),
-        ("x.sh", "predictor.py --a 1\u200b--length 64".encode(), "another character than a plain space before `--`"),
-        ("x.sh", b"predictor.py --a 1 [--length 64]", "`.--length` has .* another character than a plain"),
     ],
-    ids=lambda value: repr(value)[:60],
 )
 def test_a_file_that_cannot_be_used_is_an_error(name: str, content: bytes, told: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_bytes(content)
-
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(UsageError, match=told):
-        import_file(str(path))
+        import_file(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(("text", "told"), rows("wrong_lines"))
+def test_a_line_that_is_wrong_or_lacks_something_is_an_error(text: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        imported(tmp_path, "x.sh", text).check()
 
 
 LAUNCHED = """\
@@ -240,9 +187,7 @@ def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: st
         ["python", "-m", "paddle.distributed.launch", "--gpus", "0,1", *program.split()],
         ["bash", "msrun_launcher.sh", f"{program} > log.txt; echo", "2"],
     ):
-        found = import_line(words)
-        assert found is not None
-        assert found.settings["computation"]["tensor_parallel"] == size
+        assert line(words).settings["computation"]["tensor_parallel"] == size
 
 
 COPIED = """\
@@ -263,21 +208,10 @@ def test_a_copied_line_may_have_prompts_comments_and_other_blanks(tmp_path: Path
         "batch_size": 4,
         "example": None,
     }
-    by_shell = import_line(["predictor.py", "--model_name_or_path", "a", "--dtype", "float16", "--batch_size", "2"])
-    assert by_shell is not None
-    assert by_shell.settings == found.settings
-    for text in (
-        "“你好”\u3000世界",
-        "un\u00a0mot",
-        "“un mot",
-        "Oui\u00a0--",
-        "use --x",
-        "a&b",
-        "<path>",
-        "run export.py",
-    ):
-        within = import_line(["run_mindformer.py", "--run_mode", "predict", "--predict_data", text])
-        assert within is not None
+    assert line("predictor.py --model_name_or_path a --dtype float16 --batch_size 2").settings == found.settings
+    quoted = ("“你好”\u3000世界", "un\u00a0mot", "“un mot", "Oui\u00a0--", "use --x", "a&b", "<path>", "run export.py")
+    for text in quoted:
+        within = line(["run_mindformer.py", "--run_mode", "predict", "--predict_data", text])
         assert within.settings["prompt"]["prompt"] == text
 
 
@@ -303,66 +237,14 @@ def test_words_of_a_page_are_refused_on_the_command_line(words: list[str], told:
         import_line(["python", "predictor.py\u00a0--model_name_or_path\u00a0a", *words])
 
 
-@pytest.mark.parametrize(
-    ("text", "prompt", "length"),
-    [
-        ("hello 2>&1 --predict_length 64", "hello", 64),
-        ("hello >>'my log' world < /dev/null &>log --predict_length 64", ["hello", "world"], 64),
-        ("hello> \\\n log --predict_length 64&& rm x", "hello", 64),
-        ("hello; echo --predict_length 64", "hello", None),
-        ("hello | tee --predict_length 64", "hello", None),
-        ("hello > >(tee log) 2> >(tee err >&2) --predict_length 64", "hello", 64),
-        ("hello 2>&- --predict_length 64", "hello", 64),
-        ('"R&D" \'<path>\' "> --x" "[--x" \'—Non\'', ["R&D", "<path>", "> --x", "[--x", "—Non"], None),
-        (r'"a&b" "cost: \$5 \n" C\#' + " # --predict_length 64", ["a&b", r"cost: $5 \n", "C#"], None),
-    ],
-)
+@pytest.mark.parametrize(("text", "prompt", "length"), rows("shell_lines"))
 def test_a_line_is_read_as_by_a_shell(text: str, prompt: str | list[str], length: int | None, tmp_path: Path) -> None:
-    found = imported(tmp_path, "run.sh", f"run_mindformer.py --predict_data {text}")
+    found = imported(tmp_path, "run.sh", f"python run_mindformer.py {text}")
 
     assert (found.settings["prompt"]["prompt"], found.settings["generation"].get("max_length")) == (prompt, length)
 
 
-@pytest.mark.parametrize(
-    ("lines", "prompt"),
-    [
-        (["--predict_data", '>\u00a0"hello"', ">\u00a0world"], ["hello", "world"]),
-        (["--predict_data", '>\u00a0"hello"', ">\u00a0--run_mode predict"], "hello"),
-        (["--predict_data 'a\n> b'", "  > log.txt"], "a\n> b"),
-        (["--predict_data", '> "hello"', "> world"], ["hello", "world"]),
-        (["--predict_data", '> "hello"', "> --run_mode predict"], "hello"),
-        (["--predict_data hello", "> log.txt"], "hello"),
-        (["--predict_data hello", "  > log.txt", "2>&1"], "hello"),
-        (["--predict_data hello", '  > "$LOG" 2>&1'], "hello"),
-        (["--predict_data hello\u3000world"], "hello\u3000world"),
-    ],
-)
-def test_a_prompt_begins_each_line_and_a_redirection_is_none(
-    lines: list[str], prompt: str | list[str], tmp_path: Path
-) -> None:
-    found = imported(tmp_path, "run.sh", " \\\n".join(["python run_mindformer.py", *lines]))
-    assert found.settings["prompt"]["prompt"] == prompt
-
-
-def test_options_of_run_mindformer_replace_keys_in_tables_of_its_yaml(tmp_path: Path) -> None:
-    (tmp_path / "p.yaml").write_text(
-        "use_parallel: True\nparallel_config:\n  model_parallel: 8\ncontext: {mode: 0, device_target: Ascend}\n"
-        "model:\n  model_config: {type: LlamaConfig, do_sample: True, max_decode_length: 512}\n"
-    )
-    (tmp_path / "run.sh").write_text(
-        "python run_mindformer.py --config p.yaml --device_target CPU --mode 1 --do_sample False \\\n"
-        "  --parallel_config.model_parallel 2 --options model.model_config.max_decode_length=64 seed=5 \\\n"
-        "  --predict_data 'one\\ntwo'\n"
-    )
-    found = import_file(str(tmp_path / "run.sh"))
-
-    assert found.refused == ()
-    assert found.settings["computation"] == {"tensor_parallel": 2, "mode": "eager", "device": "cpu"}
-    assert found.settings["generation"] == {"temperature": 0.0, "max_length": 64, "max_new_tokens": 64}
-    assert found.settings["prompt"]["prompt"] == "one\ntwo"
-
-
-@pytest.mark.parametrize(("table", "options", "expected"), yaml.safe_load((SETTINGS / "options.yaml").read_text()))
+@pytest.mark.parametrize(("table", "options", "expected"), rows("options"))
 def test_an_option_replaces_its_key_and_no_other(
     table: str, options: str, expected: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -373,39 +255,33 @@ def test_an_option_replaces_its_key_and_no_other(
     assert {section: found.settings.get(section, {}) for section in expected} == expected
 
 
+WRONG_MODE = "MindFormers's `context.mode` is refused: wanted 0 (graph) or 1 (eager), got"
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--mode 5", "`context.mode` is refused: wanted 0 (graph) or 1 (eager), got 5"),
-        ("--options context.mode=5", "`context.mode` is refused: wanted 0 (graph) or 1 (eager), got 5"),
-        ("--adapter_id one", "`adapter_id` is refused: take it out, and name the folder"),
-        ("--predict_data", "`predict_data` is refused: wanted a text, got none"),
+        ("--mode 5", f"run.sh:2: {WRONG_MODE} 5"),
+        ("--options context.mode=5", f"run.sh:2: {WRONG_MODE} 5"),
+        ("--device_target CPU", f"p.yaml:7: {WRONG_MODE} 6"),
+        (
+            "--mode 1 --adapter_id one",
+            "run.sh:2: MindFormers's `adapter_id` is refused: take it out, and name the folder",
+        ),
+        ("--mode 1 --predict_data", "run.sh:2: MindFormers's `predict_data` is refused: wanted a text, got none"),
     ],
 )
-def test_a_refused_option_has_its_line(options: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "p.yaml").write_text("\n\n\n\ncontext: {mode: 0}\nseed: 0\n")
+def test_a_refused_key_has_its_line_in_its_file(options: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("\n\n\n\ncontext:\n  device_id: 1\n  mode: 6\nseed: 0\n")
     found = imported(tmp_path, "run.sh", f"python run_mindformer.py --config p.yaml \\\n{options}\n")
-    with pytest.raises(UsageError, match=re.escape(f"run.sh:2: MindFormers's {told}")):
+    with pytest.raises(UsageError, match=re.escape(told)):
         found.check("run.sh")
-    assert f"{tmp_path}/p.yaml:6: seed ignored" in found.format_report()
-
-
-def test_a_refused_key_of_the_yaml_of_a_command_has_its_line_there(tmp_path: Path) -> None:
-    (tmp_path / "p.yaml").write_text("seed: 0\ncontext:\n  device_id: 1\n  mode: 5\n")
-    found = imported(tmp_path, "run.sh", "python run_mindformer.py --config p.yaml --device_target CPU\n")
-    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/p.yaml:4: MindFormers's `context.mode` is refused")):
-        found.check("run.sh")
+    assert f"{tmp_path}/p.yaml:8: seed ignored" in found.format_report()
 
 
 def test_options_of_an_unknown_script_have_the_number_of_a_launcher(tmp_path: Path) -> None:
     found = imported(tmp_path, "run.sh", "cd x && torchrun --nproc_per_node 2 mine.py x --exe_mode eager")
     assert [entry.key for entry in found.report] == ["worker_num", "exe_mode"]
-
-
-def line(text: str) -> Imported:
-    found = import_line(text.split())
-    assert found is not None
-    return found
 
 
 def test_lines_of_exports_become_export_decoder(tmp_path: Path) -> None:
@@ -465,6 +341,9 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     assert lite.settings["prompt"] == {"prompt_file": ["-"], "raw": True}
     assert lite.settings["generation"] == {"max_length": 60, "temperature": 0.0, "max_new_tokens": 60}
 
+    guide = line(f"python run_infer_main.py --device_id 0 --model_name bloom {given} --is_sample_acceleration True")
+    assert guide.settings["generation"] == {"temperature": 0.0, "max_length": 1024, "max_new_tokens": 1024}
+
     rest = "--model_name llama2_7b --predict_data hi --do_sample True --top_k 3 --seq_length 512 --max_length 60"
     drawn = line(f"python run_infer_main.py {given} {rest}")
     assert (drawn.refused, drawn.settings["prompt"]) == ((), {"prompt": "hi", "raw": True})
@@ -478,26 +357,6 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     )
     yaml = import_file(str(path))  # its paths are relative to the file
     assert (yaml.settings["computation"], yaml.settings.get("model")) == (paddle.settings["computation"], None)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("python run_infer_main.py --device cpu", "`model_path` is refused: it is missing, and so is"),
-        ("python run_infer_main.py --model_path x --model_name qwen", "no other models are run"),
-        ("python run_infer_main.py --model_path x --model_name baichuan2_7b", "got 'baichuan2_7b'; no other models"),
-        (
-            "python run_mindformer.py --run_mode predict --predict_data a.jpg what --modal_type image text",
-            "asks about pictures",
-        ),
-        ("python run_infer_main.py --model_path x --add_special_tokens False", "add_special_tokens=False"),
-        ("python predictor.py --dtype float16", "PaddleNLP's `model_name_or_path` is refused: it is missing"),
-        ("python run_mindformers.py", "has no options, and this program does not know its defaults"),
-    ],
-)
-def test_a_line_that_lacks_something_is_refused(text: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        line(text).check()
 
 
 @pytest.mark.parametrize(
@@ -520,9 +379,7 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     assert import_line(words) is None
     (tmp_path / "predict.sh").write_text("export A=1\npython llm/predictor.py --model_name_or_path x\n")
     for words in (["predict.sh"], ["bash", "./predict.sh"]):
-        found = import_line(words)
-        assert found is not None
-        assert found.settings["model"] == {"model": "x"}
+        assert line(words).settings["model"] == {"model": "x"}
     for text, told in (
         ("python predictor.py --model_name_or_path x", "`predict.sh` runs `predictor.py`, which is a file here"),
         ("python mine.py --model_name_or_path x", "`predict.sh` runs no script of another system"),

@@ -25,6 +25,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[ModelRunner]:
+    runner = ModelRunner(SETTINGS, device="cpu", allowed_hosts=("pictures.example",))
+    runner.init_model()
+    yield runner
+    runner.close()
+
+
 def test_settings_may_all_be_in_tables() -> None:
     config = {"model_name": "mine", "model_path": "x", "exe_mode": "eager"}
     settings = {"model_config": config, "scheduler_config": {"max_new_tokens": 5}, "parallel_config": {"world_size": 2}}
@@ -56,18 +64,15 @@ class AboutTheStar(ModelRunner):
 
 
 @pytest.mark.proves("ModelRunner", "CPU")
-def test_answers_are_those_of_the_captioner() -> None:
-    runner = ModelRunner(SETTINGS, device="cpu")
-    runner.init_model()
+def test_answers_are_those_of_the_captioner(loaded: ModelRunner) -> None:
     prompts = ["Generate caption of this image", "What color is the star?", "Is there a circle?"]
-    texts = runner.model_generate(prompts, [STAR] * 3)
-    alone = runner.model_generate(["What is a star?"])
+    texts = loaded.model_generate(prompts, [STAR] * 3)
+    alone = loaded.model_generate(["What is a star?"])
     with Captioner.load(device="cpu") as captioner:
         assert texts == [answer.text for answer in captioner.generate([STAR] * 3, prompts, max_new_tokens=16)]
         assert alone == [captioner.generate_text("What is a star?", max_new_tokens=16)[0].text]
-    assert [answer.index for answer in runner.answers] == [0]
-    assert len(runner.inference_times) >= len(runner.answers[0].token_ids)
-    runner.close()
+    assert [answer.index for answer in loaded.answers] == [0]
+    assert len(loaded.inference_times) >= len(loaded.answers[0].token_ids)
 
 
 def test_a_subclass_that_keeps_no_answers_comes_to_an_end() -> None:
@@ -113,14 +118,6 @@ def test_the_profiler_writes_a_trace(tmp_path: Path) -> None:
     with pytest.raises(KeyError), runner.define_profiler(True, str(tmp_path / "failed")):
         raise KeyError
     assert len(list((tmp_path / "failed").iterdir())) == 1
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[ModelRunner]:
-    runner = ModelRunner(SETTINGS, device="cpu", allowed_hosts=("pictures.example",))
-    runner.init_model()
-    yield runner
-    runner.close()
 
 
 @pytest.mark.parametrize(

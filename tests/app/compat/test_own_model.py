@@ -101,26 +101,21 @@ def runner(model: Any = Counting, *, kind: Any = Runner, config: Any = None, **o
     return made
 
 
-@pytest.mark.parametrize("model", [Counting, Whole])
-def test_the_runner_drives_a_class_until_end_token_or_length(model: Any) -> None:
+@pytest.mark.parametrize(
+    ("model", "seen"),
+    [
+        (Counting, [((3, 6), True, None), *(((3, 1), False, [step, step + 5, step + 5]) for step in (1, 2, 3))]),
+        (Whole, [((3, 6), True, None), *(((3, 6 + step), False, None) for step in (1, 2, 3))]),
+    ],
+)
+def test_the_runner_drives_a_class_until_end_token_or_length(model: Any, seen: Any) -> None:
     made = runner(model)
 
     assert made.model_generate(["a", "abcdef", "abcdefgh"]) == ["bcde", "gh", "gh"]  # the last prompt lost two letters
+    assert made.model.seen == seen
     assert made.model_generate("ag") == ["h"]
-    shapes = [shape for shape, _, _ in made.model.seen]
-    assert shapes[0] == (3, 6)
-    assert len(shapes) == 4 + 2
+    assert len(made.model.seen) == len(seen) + 2
     assert len(made.inference_times) == 2
-
-
-def test_inputs_of_the_steps() -> None:
-    made, whole = runner(), runner(Whole)
-    made.model_generate(["a", "abc"])
-    whole.model_generate(["a", "abc"])
-
-    assert made.model.seen[:2] == [((2, 6), True, None), ((2, 1), False, [1, 3])]
-    assert made.model.seen[2][2] == [2, 4]
-    assert [shape for shape, _, _ in whole.model.seen] == [(2, 6), (2, 7), (2, 8), (2, 9)]
 
 
 def test_samples_follow_data_config() -> None:

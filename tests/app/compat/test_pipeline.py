@@ -3,6 +3,7 @@
 import io
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import torch
 from PIL import Image
 from transformers import TextStreamer as TransformersStreamer
 
-from llama_adapter import Captioner, InferConfig, InferTask, RawPrompt, TextStreamer, UsageError, pipeline
+from llama_adapter import (
+    Captioner,
+    InferConfig,
+    InferTask,
+    RawPrompt,
+    TextIteratorStreamer,
+    TextStreamer,
+    UsageError,
+    pipeline,
+)
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from tests.app.golden import GOLDEN, model_options
@@ -82,6 +92,10 @@ def test_questions_and_choices(captioner: Captioner) -> None:
     assert output["probabilities"]["no"] > 0.5
     rows = [{"image": STAR, "question": "Is there a red star?"}, {"image": CIRCLE, "question": "Is there a red star?"}]
     assert [output["choose_text"] for output in choose(rows)] == [["yes"], ["no"]]
+    with pytest.raises(ValueError, match="ask"):
+        ask(STAR)
+    with pytest.raises(ValueError, match="choose"):
+        pipeline("choose", captioner)(STAR, question="Is there a star?")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +240,15 @@ def test_a_streamer_tells_one_answer_after_the_other(kind: Any, text: Pipeline, 
     assert capsys.readouterr().out.strip() == outputs.answers[0].text.strip()
 
 
+def test_pieces_of_an_answer_are_iterated_while_another_thread_makes_it(text: Pipeline) -> None:
+    streamer = TextIteratorStreamer(skip_prompt=True, timeout=60)
+    with ThreadPoolExecutor(1) as pool:
+        outputs = pool.submit(text, PROMPTS[0], streamer=streamer, max_new_tokens=6)
+        pieces = list(streamer)
+    assert len(pieces) > 1
+    assert "".join(pieces).strip() == outputs.result().answers[0].text.strip()
+
+
 def test_a_streamer_gets_the_ids_of_a_stop_text_too(text: Pipeline) -> None:
     told: list[list[int]] = []
 
@@ -298,22 +321,18 @@ def test_a_tokenizer_is_checked(captioner: Captioner) -> None:
         def encode(self, text: str) -> list[int]:
             return [1, 2, 3]
 
-    with pytest.raises(UsageError):
-        pipeline("text_generation", captioner, tokenizer=Other())
-    with pytest.raises(UsageError):
-        pipeline("text_generation", captioner, tokenizer="tokenizer.model")
+    for refused, said in (
+        (Other(), "encodes a text to other ids"),
+        ("tokenizer.model", "object with `encode`, got str"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            pipeline("text_generation", captioner, tokenizer=refused)
 
 
 def test_prompts_of_a_file_give_way_to_those_of_the_call() -> None:
     settings = {"run_mode": "predict", "load_checkpoint": BUNDLE, "predict_data": "Hello"}
     with pytest.warns(UserWarning, match="prompt"), pipeline("text_generation", settings, device="cpu") as complete:
         assert complete("a", max_new_tokens=1)[0]["text_generation_text"][0].startswith("a")
-
-
-@pytest.mark.parametrize(("task", "options"), [("ask", {}), ("choose", {"question": "Is there a star?"})])
-def test_questions_and_choices_are_needed(task: str, options: dict[str, Any], captioner: Captioner) -> None:
-    with pytest.raises(ValueError, match=task):
-        pipeline(task, captioner)(STAR, **options)
 
 
 def test_tables_of_pandas(captioner: Captioner) -> None:
