@@ -30,7 +30,7 @@ NUMBERS: Final[tuple[tuple[torch.dtype, Precision], ...]] = (
     (torch.float16, FLOAT),
     *((torch.float16, precision) for precision in QUANTISED),
 )
-MOST_ROWS: Final = 64  # the maximum of `--batch-size auto` on an accelerator
+MOST_ROWS: Final = 64  # in the table; `--batch-size auto` takes more where `Capabilities.most_rows` says so
 USUAL_NUMBERS: Final = (1, 2, 4, 8)
 USUAL_MEMORY: Final = (21 * 10**9, 32 * 10**9, 64 * 10**9)
 _GB: Final = 1e9

@@ -1,1 +1,1 @@
-"""Requests, sequences, the scheduler and the step."""
+"""Continuous batching: requests come in, tokens go out. Read engine.py first, then scheduler.py."""

@@ -1,1 +1,1 @@
-"""The mathematics of the decoder, with explicit inputs."""
+"""The decoder's layers, attention, adapter and KV cache. Read llama.py first."""

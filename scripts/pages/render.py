@@ -89,7 +89,7 @@ def _context(name: str, figures: Any) -> dict[str, Any]:
 
 
 def _performance(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results of `llama-adapter bench` with their summaries, and docs/targets.md, which is written by hand."""
+    """Results of `llama-adapter bench` with their summaries."""
     from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline
     from llama_adapter.app.jobs.report import numbers
 
@@ -105,7 +105,6 @@ def _performance(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for result in results
         ],
         "stages": ("read", "encoder", "prefix", "prefill", "mixed", "step", "rest"),
-        "targets": (DOCS / "targets.md").read_text(encoding="utf-8").rstrip(),
     }
 
 

@@ -1,1 +1,1 @@
-"""The commands that export the picture encoder: to ONNX, and from there to an Ascend OM."""
+"""The exports: the picture encoder as ONNX, a whole model as static graphs, and ONNX as an Ascend OM."""

@@ -1,1 +1,1 @@
-"""The HTTP API: OpenAI's chat completions over one `app.serving.online.service.Service`."""
+"""The HTTP API: OpenAI's completions, responses, files and batches over one `app.serving.online.service.Service`."""
