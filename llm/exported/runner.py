@@ -25,11 +25,7 @@ class ExportedRunner(HostRunner):
         Unless it `keeps_prompts`, `config.kept_places` must be 0.
         """
         super().__init__(config, dtype=config.dtype)
-        self.program, self.has_sampling = program, program.card.has_sampling
-
-    @property
-    def operators_name(self) -> str:
-        return self.program.name
+        self.program, self.has_sampling, self.operators_name = program, program.card.has_sampling, program.name
 
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         return self.program.project(visual_query_BQD)

@@ -121,7 +121,7 @@ class EagerRunner:
     ) -> None:
         """`decoder` must be on the backend's device, have weights in `config.dtype`, and use `operators`."""
         self.config = config
-        self.operators = operators
+        self.operators, self.operators_name = operators, operators.name
         self._decoder = decoder
         self._backend, self._device = backend, backend.device
         self._shapes = shapes
@@ -147,10 +147,6 @@ class EagerRunner:
         self._prefix = Prefix(k, v)
         fused = None if operators.step is None else FusedDecoder(decoder, operators.step)
         self._fused = fused if fused is not None and fused.can_run else None
-
-    @property
-    def operators_name(self) -> str:
-        return self.operators.name
 
     def run(self, plan: Plan) -> Result:
         match plan:
