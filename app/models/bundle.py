@@ -60,7 +60,6 @@ from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.partial import partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision
@@ -132,14 +131,7 @@ def save_bundle(
     vision, decoder, packed = model.vision_config, model.decoder_config, model.packed
     has_encoder = bool(model.vision_state)
     halves = (vision, decoder) if has_encoder else (decoder,)
-    require_space(
-        target,
-        halves,
-        dtype=model.dtype,
-        precision=model.precision,
-        packed=packed,
-        finer_weights=model.finer_weights,
-    )
+    require_space(target, [_forms(half, model) for half in halves])
     target.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(target) as partial:
         tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
@@ -418,23 +410,8 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
         file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def require_space(
-    target: Path,
-    halves: Iterable[HalfConfig],
-    *,
-    dtype: torch.dtype,
-    precision: Precision,
-    packed: PackedLayout | None = None,
-    finer_weights: Mapping[str, Precision] | None = None,
-) -> None:
-    """Raise CheckpointError unless the disk of `target`, a new folder, has enough space for the tensors of `halves`.
-
-    `finer_weights` are those of `linear_precisions`.
-    """
-    forms = (
-        expected_forms(half, dtype=dtype, precision=precision, packed=packed, finer_weights=finer_weights)
-        for half in halves
-    )
+def require_space(target: Path, forms: Iterable[Mapping[str, TensorForm]]) -> None:
+    """Raise CheckpointError unless the disk of `target`, a new folder, has enough space for tensors of these forms."""
     needed = sum(form.num_bytes for half in forms for form in half.values())
     place = next(folder for folder in target.absolute().parents if folder.is_dir())
     free = shutil.disk_usage(place).free

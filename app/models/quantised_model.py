@@ -19,7 +19,7 @@ from llama_adapter.app.models.bundle import (
 from llama_adapter.app.models.checkpoints import LoadedModel, Origin, StreamedModel, stream_sources
 from llama_adapter.app.models.models_by_name import llama_settings
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.app.models.sketch import sketch
+from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.given import require_named, require_one_of
@@ -98,7 +98,8 @@ def quantise_bundle(job: QuantiseJob, *, round_weights: RoundWeights | None = No
     else:
         require_float(model)
         halves = (model.vision_config, model.decoder_config)
-        require_space(target, halves, dtype=model.dtype, precision=job.precision)  # checked before hours of rounding
+        forms = [expected_forms(half, dtype=model.dtype, precision=job.precision) for half in halves]
+        require_space(target, forms)  # checked before hours of rounding
         quantised, tensors = round_weights(model)
     return save_bundle(
         target,

@@ -9,7 +9,6 @@ from llama_adapter.llm.exported.program import DecoderProgram, read_past
 from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan, with_pictures
-from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.host import HostRunner, Prediction, scores_of
 from llama_adapter.llm.runners.score_layout import lay_out_rows
@@ -26,12 +25,7 @@ class ExportedRunner(HostRunner):
         Unless it `keeps_prompts`, `config.kept_places` must be 0.
         """
         super().__init__(config, dtype=config.dtype)
-        self.program, self.has_sampling = program, program.card.has_sampling
-        self._beginnings = Beginnings()
-
-    @property
-    def operators_name(self) -> str:
-        return self.program.name
+        self.program, self.has_sampling, self.operators_name = program, program.card.has_sampling, program.name
 
     def project(self, visual_query_BQD: np.ndarray) -> Prefix:
         return self.program.project(visual_query_BQD)
@@ -61,10 +55,8 @@ class ExportedRunner(HostRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         before, known = self._beginnings.before(plan, self.program.slots.past)
         most_tokens = self.config.context - known  # compiled graphs do not accept longer rows
-        questions = [
-            lay_out_rows(prompt[known:], choices, () if known else own, most_tokens=most_tokens)
-            for choices, (prompt, own) in zip(plan.continuations, with_pictures(plan), strict=True)
-        ]
+        asked = zip(plan.continuations, with_pictures(plan, [known] * len(plan.rows)), strict=True)
+        questions = [lay_out_rows(prompt, choices, own, most_tokens=most_tokens) for choices, (prompt, own) in asked]
         # The first row of each question, then the others in parts: all rows at once may need a far larger cache than
         # the slots.
         firsts = [rows[0] for rows in questions]
@@ -84,10 +76,6 @@ class ExportedRunner(HostRunner):
     def move(self, source: int, target: int, *, num_tokens: int) -> None:
         self.program.slots.move(source, target, num_tokens=self._start + num_tokens)
         self._newest[target] = self._newest[source]
-
-    def reset(self) -> None:
-        super().reset()
-        self._beginnings.clear()
 
     def clear(self, slot: int, *, position: int | None = None) -> None:
         """Clear the whole slot for any `position`.

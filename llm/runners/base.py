@@ -101,9 +101,14 @@ class MixedPlan:
 Plan = ScorePlan | PrefillPlan | DecodePlan | MixedPlan
 
 
-def with_pictures(plan: ScorePlan | PrefillPlan) -> list[tuple[TokenIds, Pictures]]:
-    """Each prompt of a plan with its pictures."""
-    return list(zip(plan.prompts, plan.pictures or [()] * len(plan.prompts), strict=True))
+def with_pictures(plan: ScorePlan | PrefillPlan, known: Sequence[int]) -> list[tuple[TokenIds, Pictures]]:
+    """What is to be computed of each prompt of a plan: the tokens after the first `known` ones, and their pictures.
+
+    All pictures of a prompt are among its known tokens, if it has any; see `KeptPrompts`.
+    """
+    pictures = plan.pictures or [()] * len(plan.prompts)
+    prompts = zip(plan.prompts, pictures, known, strict=True)
+    return [(prompt[count:], () if count else own) for prompt, own, count in prompts]
 
 
 class Scores(NamedTuple):

@@ -121,7 +121,7 @@ class EagerRunner:
     ) -> None:
         """`decoder` must be on the backend's device, have weights in `config.dtype`, and use `operators`."""
         self.config = config
-        self.operators = operators
+        self.operators, self.operators_name = operators, operators.name
         self._decoder = decoder
         self._backend, self._device = backend, backend.device
         self._shapes = shapes
@@ -147,10 +147,6 @@ class EagerRunner:
         self._prefix = Prefix(k, v)
         fused = None if operators.step is None else FusedDecoder(decoder, operators.step)
         self._fused = fused if fused is not None and fused.can_run else None
-
-    @property
-    def operators_name(self) -> str:
-        return self.operators.name
 
     def run(self, plan: Plan) -> Result:
         match plan:
@@ -212,7 +208,7 @@ class EagerRunner:
         prompts, first_slot, num_prompts = plan.prompts, plan.first_slot, len(plan.prompts)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        distinct, own = zip(*_one_for_all(with_pictures(plan)), strict=True)
+        distinct, own = zip(*_one_for_all(with_pictures(plan, [0] * num_prompts)), strict=True)
         tokens = self._embedded(self._padded(distinct, num_rows=num_rows, width=length), own)
         num_tokens = num_rows * length
         key = "prefill", *tokens.shape, num_rows, length
@@ -224,18 +220,14 @@ class EagerRunner:
 
     def _prefill_rest(self, plan: PrefillPlan, known: Sequence[int]) -> Prediction:
         """As `_prefill_whole`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
-        prompts, first_slot = with_pictures(plan), plan.first_slot
+        prompts, first_slot, start = plan.prompts, plan.first_slot, self._start
         num_rows = self._shapes.rows(len(prompts), limit=self.config.num_slots - first_slot)
-        rest = [prompt[count:] for (prompt, _), count in zip(prompts, known, strict=True)]
+        rest, own = zip(*with_pictures(plan, known), strict=True)
         width = self._shapes.prompt(max(map(len, rest)), limit=self.config.context)
-        length = self._length(max(len(prompt) for prompt, _ in prompts))
+        length = self._length(max(map(len, prompts)))
         tokens_RS = self._padded(rest, num_rows=num_rows, width=width)
-        own = [() if count else pictures for (_, pictures), count in zip(prompts, known, strict=True)]
         # Padding repeats a row's last token at its place.
-        places = [
-            range(self._start + count, self._start + len(prompt))
-            for (prompt, _), count in zip(prompts, known, strict=True)
-        ]
+        places = [range(start + count, start + len(prompt)) for prompt, count in zip(prompts, known, strict=True)]
         places_RS = self._padded(places, num_rows=num_rows, width=width)
         slots = slice(first_slot, first_slot + num_rows)
         view = DecodeView(*self._cache.layers(slots, length=length), positions_BS=places_RS, length=length)
@@ -328,8 +320,8 @@ class EagerRunner:
         num_prompts = len(plan.rows)
         past, known = self._beginnings.before(plan, self._cache.past)
         start = self._start + known
-        asked = zip(plan.continuations, with_pictures(plan), strict=True)
-        questions = _one_for_all([(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked])
+        asked = zip(plan.continuations, with_pictures(plan, [known] * num_prompts), strict=True)
+        questions = _one_for_all([(prompt, choices, own) for choices, (prompt, own) in asked])
         distinct = [lay_out(*question) for question in questions]
         layouts = distinct * (num_prompts // len(distinct))
         num_rows = self._shapes.rows(num_prompts, limit=max(self.config.num_slots, num_prompts))

@@ -31,6 +31,9 @@ class ForeignRunner:
     much as transformers' cache, which copies itself for each token too.
     """
 
+    operators_name = "transformers"
+    runs_mixed = False
+
     def __init__(self, model: Any, config: EngineConfig, *, backend: Backend) -> None:
         """`model` is a causal language model of transformers on the backend's device, in `config.dtype`.
 
@@ -46,14 +49,6 @@ class ForeignRunner:
         self._pasts: list[Past] = [()] * config.num_slots
         self._arguments = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in self._arguments else "past_key_values"  # as release 4 calls it
-
-    @property
-    def operators_name(self) -> str:
-        return "transformers"
-
-    @property
-    def runs_mixed(self) -> bool:
-        return False
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         raise NotImplementedError("models of transformers take no pictures")

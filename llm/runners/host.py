@@ -22,6 +22,7 @@ from llama_adapter.llm.runners.base import (
     Tokens,
     WarmUp,
 )
+from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.numpy_sampler import choose, likeliest, log_softmax
 from llama_adapter.llm.runners.score_layout import ScoreLayout
 
@@ -44,6 +45,7 @@ class HostRunner(ABC):
         self._dtype = dtype
         self._start = config.past_length  # place at which prompts begin
         self._newest = [0] * config.num_slots  # token of each slot
+        self._beginnings = Beginnings()
         self._heads = slice(config.decoder.heads.start, config.decoder.heads.stop)  # this rank's among those of all
 
     @abstractmethod
@@ -103,6 +105,7 @@ class HostRunner(ABC):
     def reset(self) -> None:
         for slot in range(self.config.num_slots):
             self.clear(slot)
+        self._beginnings.clear()
 
     def warm_up(self, *, prompt_tokens: int, new_tokens: int) -> WarmUp:
         started = time.perf_counter()

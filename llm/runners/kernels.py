@@ -28,7 +28,6 @@ from llama_adapter.llm.runners.base import (
     ScorePlan,
     with_pictures,
 )
-from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.host import HostRunner, Prediction, as_array, scores_of
 from llama_adapter.llm.runners.kernel_decoder import KernelDecoder, Places, batch_of, c_numbers
@@ -89,7 +88,6 @@ class KernelRunner(HostRunner):
         self._places = Places(self._cache.k, self._cache.v, self._cache.table_BT if self._cache.is_paged else None)
         k, v = (lazy_zeros(sizes.prefix_shape(config.num_slots), self._kept_type) for _ in range(2))
         self._prefix = Places(k, v)
-        self._beginnings = Beginnings()
         self._steps: dict[int, _Step] = {}  # by number of rows
         # The memory of steps, which call nothing else: while weights pass through the caches, other code leaves them.
         self._x_RD = self._no_embeddings(config.num_slots)
@@ -142,9 +140,10 @@ class KernelRunner(HostRunner):
                 whole[:, slot] = stored(part[:, 0], self._kept_dtype)
         # A prompt is laid out with one continuation of one token, so that the logits that predict this token are
         # computed.
+        rest = zip(with_pictures(plan, known), known, strict=True)
         rows = [
-            (slot, self._start + count, lay_out(prompt[count:], [(NO_TOKEN,)], () if count else pictures))
-            for slot, ((prompt, pictures), count) in enumerate(zip(with_pictures(plan), known, strict=True), first_slot)
+            (slot, self._start + count, lay_out(prompt, [(NO_TOKEN,)], pictures))
+            for slot, ((prompt, pictures), count) in enumerate(rest, start=first_slot)
         ]
         parts = portions(rows, steps=steps, past_length=self._start)
         predictions = [self._run(tokens, self._places, self._prefix) for tokens in parts]
@@ -179,8 +178,8 @@ class KernelRunner(HostRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         past, known = self._beginnings.before(plan, self._cache.past)
         start, sizes = self._start + known, self.config.decoder
-        asked = zip(plan.continuations, with_pictures(plan), strict=True)
-        layouts = [lay_out(prompt[known:], choices, () if known else own) for choices, (prompt, own) in asked]
+        asked = zip(plan.continuations, with_pictures(plan, [known] * len(plan.rows)), strict=True)
+        layouts = [lay_out(prompt, choices, own) for choices, (prompt, own) in asked]
         widest = max(len(layout.token_ids) for layout in layouts)
         # Keys and values of one layer are enough without a past, and if none are kept: no layer reads those of another.
         num_layers = 1 if past is None and not any(plan.kept) else sizes.num_layers
@@ -226,7 +225,6 @@ class KernelRunner(HostRunner):
     def reset(self) -> None:
         super().reset()
         self._cache.hold(())
-        self._beginnings.clear()
 
     def _run(self, tokens: Tokens, places: Places, prefix: Places) -> Prediction:
         """Predictions after each token in `logit_tokens`. Keys and values are written in place."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import tokenizers
@@ -15,6 +16,8 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
+from llama_adapter import Answer, Captioner
+from llama_adapter.llm.runners.base import MixedPlan
 from tests.llm.vocabularies import tokenizer_json
 
 # As the published templates of LLaVA-1.5 and SmolVLM.
@@ -34,6 +37,7 @@ SMOLVLM = (
 FRAME, SIDE, PATCH = "<fake_token_around_image>", 32, 8
 KINDS = ("llava", "joycaption", "smolvlm", "idefics3")
 END = "<|eot_id|>"
+QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
 
 
 def vocabulary() -> tokenizers.Tokenizer:
@@ -182,3 +186,40 @@ class Reference:
         found: list[int] = whole[0, len(ids) :].tolist()
         end = self.tokenizer.convert_tokens_to_ids(END)
         return found[: found.index(end)] if end in found else found
+
+
+def check_ragged_batches(captioner: Captioner, reference: Reference, *, max_new_tokens: int) -> list[Answer]:
+    """Questions about pictures, and without one, are answered in shared batches as by transformers.
+
+    Returns the answers about pictures.
+    """
+    images = pictures(5)
+    questions = [QUESTIONS[index % 3] for index in range(5)]
+    answers = captioner.generate(images, questions, max_new_tokens=max_new_tokens)
+    texts = captioner.generate_text(QUESTIONS, max_new_tokens=max_new_tokens)
+
+    for answer, image, question in zip(answers, images, questions, strict=True):
+        assert answer.error is None
+        assert list(answer.token_ids) == reference.answer([image], question, max_new_tokens=max_new_tokens)
+    for answer, question in zip(texts, QUESTIONS, strict=True):
+        assert list(answer.token_ids) == reference.answer([], question, max_new_tokens=max_new_tokens)
+    return answers
+
+
+def check_further_questions(captioner: Captioner, reference: Reference, *, max_new_tokens: int) -> None:
+    """A further question about a picture computes its own tokens only, and is answered as by transformers."""
+    first, second = pictures(2, seed=2)
+    runner = captioner._engine._runner
+    known: list[bool] = []
+
+    def run(plan: Any, own: Any = runner.run) -> Any:
+        prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
+        known.extend(kept.is_known for kept in getattr(prefill, "kept", ()) if kept is not None)
+        return own(plan)
+
+    with patch.object(runner, "run", run):
+        for image, question in ((first, 0), (first, 1), (second, 1), (first, 2), (second, 0)):
+            answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=max_new_tokens)
+            expected = reference.answer([image], QUESTIONS[question], max_new_tokens=max_new_tokens)
+            assert list(answer.token_ids) == expected
+    assert known == [False, True, False, True, True]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.export import linear_names
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -19,9 +18,6 @@ from llama_adapter.llm.exported.parity import compare
 from llama_adapter.llm.exported.weights_file import GROUP, WeightsFile, quantise_to_8_bits
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.base import PrefillPlan
-from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
-from llama_adapter.llm.runners.numpy_sampler import choose as choose_on_host
-from llama_adapter.llm.runners.sampler import choose, predict
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes import QUANTISED
 from llama_adapter.runtime.schemes.int8 import quantise_weight
@@ -32,13 +28,13 @@ from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     FAMILIES,
-    Alternating,
     answer,
     answers,
     answers_of_all,
     drain,
     eager,
     rounding,
+    to_score,
     toy_decoder,
     toy_engine,
     toy_past,
@@ -95,15 +91,7 @@ def check_answers_and_scores(
     for engine in engines:
         sampling = [SETTINGS[row % len(SETTINGS)] for row in range(len(prompts))]
         requests = toy_requests(engine, prompts, sampling=sampling, config=config)
-        scores = [
-            ScoreRequest(
-                id=100 + request.id,
-                prompt_ids=request.prompt_ids,
-                prefix=request.prefix,
-                continuations=CHOICES[: request.id + 1],
-            )
-            for request in requests
-        ]
+        scores = [to_score(request, CHOICES[: request.id + 1], id=100 + request.id) for request in requests]
         requests = [dataclasses.replace(request, with_logprobs=True, num_top=3) for request in requests]
         # A plan takes consecutive requests of one kind. They are submitted together, so that plans have several rows.
         # The last scores are computed while requests run.
@@ -257,26 +245,6 @@ def test_a_step_without_rows_reads_nothing_and_a_fresh_slot_is_clean(tmp_path: P
     assert runner.run(plan) == first
     assert runner.warm_up(prompt_tokens=4, new_tokens=3).programs == 2
     assert all(not whole.any() for whole in runner.program.slots.cache)
-
-
-def test_the_host_draws_as_torch_does() -> None:
-    generator = torch.Generator().manual_seed(5)
-    logits_RV = torch.randn(300, 40, generator=generator) * 6
-    logits_RV[7, 3] = float("nan")
-    draws = [
-        None
-        if row % 5 == 0
-        else Draw(0.3 + row % 7, (row % 11) / 10, row % 4 * 3, float(torch.rand(1, generator=generator)))
-        for row in range(len(logits_RV))
-    ]
-    draws[9] = Draw(1.0, 1.0, 1, 0.0, rules=Rules(1.7, 0.4, -0.3, (3, 5), (3, 3)))
-    draws[11] = Draw(1.2, 0.9, 0, 0.7, 0.2, Rules(answer=(4,), constraint=Alternating()))
-
-    wanted = choose(predict(logits_RV.clone()), draws, upload=torch.tensor).tolist()
-
-    assert choose_on_host(logits_RV.numpy(), draws) == wanted
-    assert wanted[7] == NO_TOKEN
-    assert wanted[11] % 2 == 1
 
 
 def test_weights_that_the_numbers_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -15,19 +15,19 @@ import torch
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.exported.program import HostSlots
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.exported import onnx_runner
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
     NATIVE,
+    NEEDS_KERNELS,
     QueuedBackend,
     answer,
     answers,
@@ -36,6 +36,7 @@ from tests.llm.toys import (
     open_runner,
     resume,
     rounding,
+    to_score,
     toy_decoder,
     toy_past,
 )
@@ -146,11 +147,10 @@ def test_choices_are_scored_behind_what_is_kept(
     for room in (0, 2 * 15):
         past = toy_past(config, num_past)
         engine, watched = open_engine(config, kind=kind, folder=tmp_path, kept_places=room, past=past)
-        requests: list[Any] = questions(engine, pictures, config=config)
-        for number, request in enumerate(requests):
-            if number != 3:  # one question is answered, and its picture is kept for the choices
-                parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
-                request = ScoreRequest(id=number, continuations=((3, 4), (5,), (6, 7, 8)), **parts)
+        answered = questions(engine, pictures, config=config)
+        requests: list[Request] = [to_score(request, ((3, 4), (5,), (6, 7, 8))) for request in answered]
+        requests[3] = answered[3]  # one question is answered, and its picture is kept for the choices
+        for request in requests:
             engine.submit(request)
         outputs = drain(engine)
         scores.append({output.request_id: output.logprobs for output in outputs if output.finish == "scored"})
@@ -178,8 +178,7 @@ def test_choices_that_fill_several_rows_keep_the_beginning_of_their_own_question
     for room in (0, 1000):
         engine, watched = open_engine(kind=kind, folder=tmp_path, kept_places=room)
         for request in questions(engine, [0, 1, 1, 0]):
-            parts = {"prompt_ids": request.prompt_ids, "prefix": request.prefix, "pictures": request.pictures}
-            engine.submit(ScoreRequest(id=request.id, continuations=many, **parts))
+            engine.submit(to_score(request, many))
         scores.append({output.request_id: output.logprobs for output in drain(engine)})
         computed.append(watched.num_computed)
     assert max(num_rows, default=0) <= 4  # of all layers: no more than the slots
@@ -275,15 +274,14 @@ def test_a_failed_step_keeps_nothing(kind: str, scored: bool, has_kept: bool, tm
     other, first, second = questions(engine, [1, 0, 0])
     expected = answer(engine, [second])
     answer(engine, [other])
-    parts = {"prompt_ids": first.prompt_ids, "prefix": first.prefix, "pictures": first.pictures}
-    engine.submit(ScoreRequest(id=first.id, continuations=((3, 4),), **parts) if scored else first)
+    engine.submit(to_score(first, ((3, 4),)) if scored else first)
     fail_a_step(engine, has_kept=has_kept)
     engine.cancel(first.id)
     assert answer(engine, [second]) == expected
     assert len(watched.kept) == 1  # what the failed step was to drop is dropped, and what it kept
 
 
-@pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+@NEEDS_KERNELS
 @pytest.mark.parametrize("has_kept", [False, True])
 def test_a_failed_step_beside_a_running_row_keeps_nothing(has_kept: bool) -> None:
     engine, watched = open_engine(kept_places=11)

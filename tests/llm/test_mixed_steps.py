@@ -12,11 +12,10 @@ from llama_adapter.llm.engine.requests import Output
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan
 from llama_adapter.llm.runners.kernels import KernelRunner
-from llama_adapter.runtime.kernels.library import find_library
 from tests.llm.test_native_runner import CONFIG, CONFIGS, DTYPES, open_native, prefixes, runners
-from tests.llm.toys import answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
+from tests.llm.toys import NEEDS_KERNELS, answer, answers, drain, resume, toy_decoder, toy_prompts, toy_requests
 
-pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+pytestmark = NEEDS_KERNELS
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -18,15 +18,14 @@ from llama_adapter.llm.runners.base import ScorePlan
 from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.llm.split import take_all
 from llama_adapter.runtime.devices import CpuBackend
-from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.ranks import ALONE, Alone, CollectiveError
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
 from tests.llm.test_native_runner import CONFIG
-from tests.llm.toys import rounding, toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm.toys import NEEDS_KERNELS, rounding, toy_decoder, toy_prompts, toy_visual_queries
 
-pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+pytestmark = NEEDS_KERNELS
 
 TIMEOUT_S = 120.0
 # Heads of 128, as in LLaMA: shares begin at whole groups.

@@ -24,6 +24,7 @@ from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
 from tests.llm.toys import NATIVE as CONFIG
 from tests.llm.toys import (
+    NEEDS_KERNELS,
     open_runner,
     rounding,
     toy_decoder,
@@ -75,7 +76,7 @@ CONFIGS = {
 WITH_BIAS = dataclasses.replace(CONFIGS["Qwen 3"], separate_adapter_kv=True)  # also behind LoRA
 DTYPES = (torch.float32, torch.bfloat16)
 
-pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+pytestmark = NEEDS_KERNELS
 
 
 def runners(

@@ -1,7 +1,8 @@
 """The sampling distribution equals the reference's, and draws follow it."""
 
+import itertools
 import json
-from collections import Counter
+from collections import Counter, abc
 from pathlib import Path
 from random import Random
 
@@ -21,19 +22,20 @@ from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.draw import Rules
+from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 from llama_adapter.llm.runners.numpy_sampler import choose as choose_on_host
-from llama_adapter.llm.runners.sampler import Draw, choose, predict
-from tests.llm.toys import kept_distribution
+from llama_adapter.llm.runners.sampler import choose, predict
+from tests.llm.toys import Alternating, kept_distribution
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]
 
 
-def sample(logits: torch.Tensor, draws: list[Draw | None]) -> list[int | None]:
-    """The token of each row; None if a row draws none."""
-    ids = choose(predict(logits), draws, upload=torch.tensor).tolist()
-    return [None if token_id < 0 else token_id for token_id in ids]
+def sample(logits: torch.Tensor, draws: abc.Sequence[Draw | None]) -> list[int]:
+    """The token of each row, which torch and the host choose alike."""
+    ids: list[int] = choose(predict(logits), draws, upload=torch.tensor).tolist()
+    assert choose_on_host(logits.numpy(), draws) == ids
+    return ids
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
@@ -53,7 +55,7 @@ def test_draws_fall_on_tokens_in_proportion_to_the_kept_distribution() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, 1.5]])
     expected = kept_distribution((logits / 0.8).softmax(-1), top_p=0.8)[0]
     count = 4000
-    draws: list[Draw | None] = [Draw(0.8, 0.8, 0, (index + 0.5) / count) for index in range(count)]
+    draws = [Draw(0.8, 0.8, 0, (index + 0.5) / count) for index in range(count)]
     frequencies = Counter(sample(logits.expand(count, -1), draws))
     measured = torch.tensor([frequencies[token] / count for token in range(5)])
     torch.testing.assert_close(measured, expected, atol=2e-3, rtol=0)
@@ -75,9 +77,19 @@ def test_the_host_draws_as_torch_from_a_large_vocabulary(top_p: float) -> None:
         30, 1
     )
     logits[:, ::30] = 1.0  # ties
-    draws = [Draw(temperature=0.7, top_p=top_p, top_k=0, uniform=(row + 0.5) / 60) for row in range(60)]
+    sample(logits, [Draw(temperature=0.7, top_p=top_p, top_k=0, uniform=(row + 0.5) / 60) for row in range(60)])
 
-    assert choose_on_host(logits.numpy(), draws) == choose(predict(logits), draws, upload=torch.tensor).tolist()
+
+def test_rows_of_a_batch_are_drawn_each_in_its_own_way() -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(300, 40, generator=generator) * 6
+    uniforms = torch.rand(300, generator=generator).tolist()
+    draws = [
+        None if row % 5 == 0 else Draw(0.3 + row % 7, (row % 11) / 10, row % 4 * 3, uniforms[row]) for row in range(300)
+    ]
+    draws[11] = Draw(1.2, 0.9, 0, 0.7, 0.2, Rules(answer=(4,), constraint=Alternating()))
+
+    assert sample(logits, draws)[11] % 2 == 1
 
 
 def test_extreme_draws_stay_on_kept_tokens() -> None:
@@ -135,12 +147,12 @@ def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
 
 def test_row_that_is_not_finite_has_no_token() -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
-    draws: list[Draw | None] = [Draw(1.0, 0.75, 0, 0.3)] * 3
-    expected = sample(logits, draws)
-    for value in (float("nan"), float("inf")):
+    draw = Draw(1.0, 0.75, 0, 0.3)
+    expected = sample(logits, [draw] * 3)
+    for value, own in itertools.product((float("nan"), float("inf")), (draw, None)):
         broken = logits.clone()
         broken[1, 7] = value
-        assert sample(broken, draws) == [expected[0], None, expected[2]]
+        assert sample(broken, [draw, own, draw]) == [expected[0], NO_TOKEN, expected[2]]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder, RmsNorm
@@ -30,6 +30,7 @@ from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.devices import Backend, CpuBackend
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.operators import ATEN, Operators
 from tests.bounds import Float64, spread
 
@@ -71,6 +72,7 @@ FAMILIES = {
 }
 NATIVE = replace(CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)  # sizes that the kernels accept
 SMALL = replace(CONFIG, context=24, vocab_size=40, num_layers=2, num_adapter_layers=1)
+NEEDS_KERNELS = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
 # Steps attend to all positions, and prompts are not padded, so that stale data in a slot has an effect.
 WHOLE_CONTEXT = Shapes(length=lambda needed, *, limit: limit)
 
@@ -226,6 +228,12 @@ def answer(engine: Engine, requests: Iterable[Request]) -> Answers:
     for request in requests:
         engine.submit(request)
     return answers(drain(engine))
+
+
+def to_score(request: GenerateRequest, continuations: Sequence[tuple[int, ...]], **changes: Any) -> ScoreRequest:
+    """A request to score continuations of the prompt of another one."""
+    shared = {"id": request.id, "prompt_ids": request.prompt_ids, "prefix": request.prefix, **changes}
+    return ScoreRequest(**shared, pictures=request.pictures, continuations=continuations)
 
 
 def answers_of_all(

@@ -18,17 +18,14 @@ from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundl
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import PRECISIONS
 from tests.app.models.bundles import edit, edit_tensors, older_int4
+from tests.llm.toys import NEEDS_KERNELS
 
 PROMPTS = [[1, 5, 7, 9, 11, 13], [1, 600, 3]]
 
 
-@pytest.fixture(autouse=True)
-def kernels() -> None:
-    if find_library().library is None:
-        pytest.skip(find_library().reason)
+pytestmark = NEEDS_KERNELS
 
 
 def spec_of(**options: Any) -> CaptionerSpec:

@@ -25,12 +25,11 @@ from llama_adapter.llm.exported.card import read_card
 from llama_adapter.vision.export import export_onnx
 from llama_adapter.vision.pixels import PIXEL_STD
 from tests.app.exported import compile_decoder, exported_embedded
-from tests.app.picture_models import Reference, pictures, save
+from tests.app.picture_models import QUESTIONS, Reference, check_further_questions, check_ragged_batches, pictures, save
 from tests.fakes.exported import without_card
 from tests.parity.exported import choice_limit
 from tests.runtime.graphs import conftest
 
-QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
 TOKENS = 64
 
 install = conftest.install  # a fixture
@@ -44,6 +43,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp(kind), kind)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path, kind: str) -> Reference:
+    return Reference(folder, kind)
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +76,10 @@ def captioner(request: pytest.FixtureRequest, exported: Path, install: Callable[
 
 
 @pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "ONNX", "OM")
-def test_answers_are_those_of_transformers(captioner: Captioner, folder: Path, kind: str) -> None:
-    reference, images = Reference(folder, kind), pictures(5)
-    questions = [QUESTIONS[index % 3] for index in range(5)]
-
-    answers = captioner.generate(images, questions, max_new_tokens=TOKENS)
-    texts = captioner.generate_text(QUESTIONS, max_new_tokens=TOKENS)
-    both = captioner.ask(images[:2], QUESTIONS[0], max_new_tokens=TOKENS)
-
-    for answer, image, question in zip(answers, images, questions, strict=True):
-        assert answer.error is None
-        assert list(answer.token_ids) == reference.answer([image], question, max_new_tokens=TOKENS)
-    for answer, question in zip(texts, QUESTIONS, strict=True):
-        assert list(answer.token_ids) == reference.answer([], question, max_new_tokens=TOKENS)
-    assert list(both.token_ids) == reference.answer(images[:2], QUESTIONS[0], max_new_tokens=TOKENS)
+def test_answers_are_those_of_transformers(captioner: Captioner, reference: Reference) -> None:
+    check_ragged_batches(captioner, reference, max_new_tokens=TOKENS)
+    both = captioner.ask(pictures(2), QUESTIONS[0], max_new_tokens=TOKENS)
+    assert list(both.token_ids) == reference.answer(pictures(2), QUESTIONS[0], max_new_tokens=TOKENS)
 
 
 def test_choices_are_scored_as_in_torch(captioner: Captioner, folder: Path) -> None:
@@ -101,21 +95,9 @@ def test_choices_are_scored_as_in_torch(captioner: Captioner, folder: Path) -> N
 
 @pytest.mark.parametrize("captioner", ["onnx"], indirect=True)
 def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
-    captioner: Captioner, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    captioner: Captioner, reference: Reference
 ) -> None:
-    reference, (first, second) = Reference(folder, kind), pictures(2, seed=2)
-    runner = captioner._engine._runner
-    known: list[bool] = []
-
-    def run(plan: Any, own: Any = runner.run) -> Any:
-        known.extend(kept.is_known for kept in getattr(plan, "kept", ()) if kept is not None)
-        return own(plan)
-
-    monkeypatch.setattr(runner, "run", run)
-    for image, question in ((first, 0), (first, 1), (second, 1), (first, 2), (second, 0)):
-        answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=TOKENS)
-        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[question], max_new_tokens=TOKENS)
-    assert known == [False, True, False, True, True]
+    check_further_questions(captioner, reference, max_new_tokens=TOKENS)
 
 
 @pytest.fixture(scope="module")
@@ -190,9 +172,9 @@ SOURCES = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_decoder_and_encoder_come_from_different_places(
-    name: str, exported: Path, bundle: Path, folder: Path, kind: str, tmp_path: Path
+    name: str, exported: Path, bundle: Path, folder: Path, reference: Reference, tmp_path: Path
 ) -> None:
-    images, reference, encoder = pictures(5), Reference(folder, kind), exported / "encoder.onnx"
+    images, encoder = pictures(5), exported / "encoder.onnx"
     foreign = without_card(encoder, tmp_path / "foreign.onnx")
     places = SimpleNamespace(exported=exported, bundle=bundle, folder=folder, encoder=encoder, foreign=foreign)
     with Captioner.load(**SOURCES[name](places), dtype="float32", device="cpu") as captioner:

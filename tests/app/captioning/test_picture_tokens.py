@@ -11,10 +11,16 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.runners.base import MixedPlan
-from tests.app.picture_models import KINDS, Reference, pictures, save
+from tests.app.picture_models import (
+    KINDS,
+    QUESTIONS,
+    Reference,
+    check_further_questions,
+    check_ragged_batches,
+    pictures,
+    save,
+)
 
-QUESTIONS = ("What is it?", "Is it red or blue, and how many are there in all?", "a")
 TOKENS = 24
 
 
@@ -41,17 +47,8 @@ def captioner(folder: Path) -> Iterator[Captioner]:
 
 @pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "CPU")
 def test_answers_in_ragged_batches_are_those_of_transformers(captioner: Captioner, reference: Reference) -> None:
-    images = pictures(5)
-    questions = [QUESTIONS[index % 3] for index in range(5)]
-    answers = captioner.generate(images, questions, max_new_tokens=TOKENS)
-    texts = captioner.generate_text(QUESTIONS, max_new_tokens=TOKENS)
-
-    for answer, image, question in zip(answers, images, questions, strict=True):
-        assert answer.error is None
-        assert list(answer.token_ids) == reference.answer([image], question, max_new_tokens=TOKENS)
-    for answer, question in zip(texts, QUESTIONS, strict=True):
-        assert list(answer.token_ids) == reference.answer([], question, max_new_tokens=TOKENS)
-    assert len({answer.token_ids for answer in answers}) == len(images)  # the pictures matter
+    answers = check_ragged_batches(captioner, reference, max_new_tokens=TOKENS)
+    assert len({answer.token_ids for answer in answers}) == len(answers)  # the pictures matter
 
 
 def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) -> None:
@@ -64,22 +61,9 @@ def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) 
 
 
 def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
-    captioner: Captioner, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    captioner: Captioner, reference: Reference
 ) -> None:
-    first, second = pictures(2, seed=2)
-    runner = captioner._engine._runner
-    known: list[bool] = []
-
-    def run(plan: Any, own: Any = runner.run) -> Any:
-        prefill = plan.prefill if isinstance(plan, MixedPlan) else plan
-        known.extend(kept.is_known for kept in getattr(prefill, "kept", ()) if kept is not None)
-        return own(plan)
-
-    monkeypatch.setattr(runner, "run", run)
-    for image, question in ((first, 0), (first, 1), (second, 1), (first, 2), (second, 0)):
-        answer = captioner.ask(image, QUESTIONS[question], max_new_tokens=TOKENS)
-        assert list(answer.token_ids) == reference.answer([image], QUESTIONS[question], max_new_tokens=TOKENS)
-    assert known == [False, True, False, True, True]
+    check_further_questions(captioner, reference, max_new_tokens=TOKENS)
 
 
 # Gemma 2 and SmolLM3 say that embedding and head are one, which the configuration of the whole model denies.

@@ -13,6 +13,7 @@ HEAVY = {
 HELP = "|caption|ask|encode|convert|quantize|export om|serve|bench|doctor"
 USAGE = ("", "export", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
 PICTURE = str(next(sample_pictures().glob("*.png")))
+ANSWERING = {"numpy", "PIL", "safetensors", "sentencepiece", "importlib.metadata"}  # with a bundle
 
 
 def imported(*commands: list[str], code: int = 0) -> set[str]:
@@ -29,13 +30,18 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
     assert imported(*(line.split() for line in USAGE), code=2) == set()
 
 
+def test_an_unknown_model_is_refused_without_torch() -> None:
+    unknown = ["--model", "nonsense"]
+    commands = ["caption", PICTURE, *unknown, "--batch-size", "auto"], ["generate", "--prompt", "a", *unknown]
+    assert imported(["caption", PICTURE, *unknown], *commands, code=1) <= ANSWERING
+
+
 def test_a_bundle_answers_without_torch_at_its_first_use_and_a_command_that_finds_all_answers_imports_no_model(
     tmp_path: Path,
 ) -> None:
     out, bundle = str(tmp_path / "answers.jsonl"), shutil.copytree(embedded_model(), tmp_path / "bundle")
     job = ["caption", PICTURE, "--model", str(bundle), "--out", out]
-    answering = {"numpy", "PIL", "safetensors", "sentencepiece", "importlib.metadata"}
-    assert imported(job, [*job, "--overwrite", "--precision", "int4", "--dtype", "bfloat16"]) <= answering
+    assert imported(job, [*job, "--overwrite", "--precision", "int4", "--dtype", "bfloat16"]) <= ANSWERING
 
     imported([*job, "--overwrite"])
     assert imported(job) <= {"numpy", "importlib.metadata"}

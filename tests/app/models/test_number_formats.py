@@ -19,9 +19,9 @@ from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import EAGER, CpuBackend
 from llama_adapter.runtime.devices.base import Accelerator
 from llama_adapter.runtime.errors import DeviceError, UsageError
-from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import Precision
 from tests.app.models.bundles import older_int4
+from tests.llm.toys import NEEDS_KERNELS
 
 
 class Picky(CpuBackend):
@@ -51,10 +51,13 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_precision_that_is_asked_for_is_refused_before_the_model_is_read(
-    precision: str, operators: str, why: str, ways: str
+    precision: str, operators: str, why: str, ways: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(
+        "llama_adapter.app.captioning.assemble.stream_model", lambda *_, **__: pytest.fail("it was read")
+    )
     with pytest.raises(DeviceError) as caught:
-        Captioner.load("no-such-bundle", device="toy:0", precision=precision, operators=operators)
+        Captioner.load(device="toy:0", precision=precision, operators=operators)
 
     assert caught.value.message == f"toy:0 does not compute with `--precision {precision}`: {why}"
     assert caught.value.hint == f"pass {ways}; `--operators aten` widens the weights"
@@ -87,11 +90,10 @@ def test_an_encoder_alone_is_refused_and_told_alike(embedded: Callable[[Precisio
     assert opened(operators="aten").notes == (widened,)
 
 
+@NEEDS_KERNELS
 def test_plans_count_the_head_as_it_is_stored(
     embedded: Callable[[Precision], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if find_library().library is None:
-        pytest.skip(find_library().reason)
     backend, spec = CpuBackend(), CaptionerSpec(device="cpu", batch_size=1)
     seen: list[tuple[int, int, int]] = []  # bytes of the head, and of the plans before and after the dtype is chosen
     planned: list[int] = []

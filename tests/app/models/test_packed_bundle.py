@@ -24,22 +24,18 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.library import KINDS, Finding, find_library
 from llama_adapter.runtime.schemes import PRECISIONS, QUANTISED, Precision
 from tests.app.models.bundles import assert_same, assert_same_weights, edit, older_int4
+from tests.llm.toys import NEEDS_KERNELS
 
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
 AGAIN = "laid out again"
 OTHER = PackedLayout(version=1, block=48, int8_added=1)
 
 
-@pytest.fixture(autouse=True)
-def kernels() -> None:
-    if find_library().library is None:
-        pytest.skip(find_library().reason)
+pytestmark = NEEDS_KERNELS
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> dict[Precision, Path]:
-    if find_library().library is None:
-        return {}
     folder = tmp_path_factory.mktemp("packed")
     return {name: pack_bundle(PackJob(out=str(folder / name), precision=name)) for name in PRECISIONS}
 

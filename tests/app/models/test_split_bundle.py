@@ -21,10 +21,10 @@ from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.split import share_of, take
 from llama_adapter.runtime.errors import CheckpointError, UsageError
-from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes import PRECISIONS, Precision
 from tests.app.models.bundles import SOURCES, assert_same, edit, edit_manifest
 from tests.llm.test_split import Place
+from tests.llm.toys import NEEDS_KERNELS
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,8 @@ def test_groups_of_weights_are_not_torn_apart(tmp_path: Path) -> None:
     assert {place.name for place in tmp_path.iterdir()} == {"whole", "int4", "two"}
 
 
+@NEEDS_KERNELS
 def test_packed_weights_are_unpacked(split: Path, tmp_path: Path) -> None:
-    if find_library().library is None:
-        pytest.skip(find_library().reason)
     packed = pack_bundle(PackJob(out=str(tmp_path / "packed"), dtype="float32"))
     made = split_bundle(packed, tmp_path / "split", num_ranks=2)
     assert_same(part(made, 1, 2), {name: tensor.float() for name, tensor in part(split, 1, 2).items()})
