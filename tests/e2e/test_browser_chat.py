@@ -387,16 +387,15 @@ def test_a_question_without_a_picture_is_marked_and_survives_a_reload(visit: Vis
     expect(last_answer(visit)).to_have_text("red")
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Visit], dark: bool) -> None:
-    visit = open_page(width=390, height=844, dark=dark)
+def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Callable[..., Visit]) -> None:
+    visit = open_page(width=390, height=844, dark=True)
     assert visit.overflow() == 0, "before anything is chosen"
     for button in visit.page.locator("#chat-picture .la-drop .la-chip").all():
         assert button.evaluate("one => Math.min(one.clientWidth, one.clientHeight)") >= 24
     upload(visit, noise(), name="noise.png")
     visit.press("Ask")
     expect(visit.page.locator("#chat-log .la-doubt")).to_be_visible()
-    assert contrast(visit, "#chat-log .la-doubt") >= 4.5
+    assert_readable(visit, "#chat-log .la-doubt")
     choose_sample(visit, "yellow moon green cross")
     evil = "<img src=x onerror=\"document.title='owned'\"> ${document.title='owned'} {{value}} **x**"
     ask(visit, evil + " averylongword" * 8 + "averylongword" * 8)
@@ -405,14 +404,23 @@ def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Cal
     assert (visit.page.title(), visit.page.locator("#chat-log img").count()) == ("LLaMA-Adapter", 0)
     for place in ("#chat-question", "#chat-ask", "#chat-starters button >> nth=0", "#chat-starters button >> nth=-1"):
         assert is_in_window(visit, place), place
-    for place in ("#chat-log .la-text", "#chat-log .la-question", "#chat-log .la-figures", "#chat-picture-line p"):
-        assert contrast(visit, place) >= 4.5, place
+    assert_readable(
+        visit, "#chat-log .la-text", "#chat-log .la-question", "#chat-log .la-figures", "#chat-picture-line p"
+    )
     for tab in ("Chat", "Batch", "Throughput", "About"):
         visit.open_tab(tab)
         assert visit.overflow() == 0, tab
-        visit.screenshot(f"phone-{tab.lower()}-{'dark' if dark else 'light'}")
+        for dark in visit.themes():
+            visit.screenshot(f"phone-{tab.lower()}-{'dark' if dark else 'light'}")
     expect(visit.page.locator("#about-state")).to_contain_text("Ready.")
     expect(visit.page.locator("#about-model")).to_contain_text(visit.served.service.info.digest)
+
+
+def assert_readable(visit: Visit, *places: str) -> None:
+    """The text of these elements has enough contrast in both themes."""
+    for dark in visit.themes():
+        for place in places:
+            assert contrast(visit, place) >= 4.5, (place, dark)
 
 
 def contrast(visit: Visit, selector: str) -> float:

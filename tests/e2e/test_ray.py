@@ -203,10 +203,11 @@ def test_the_death_of_the_driver_s_own_node_is_told_and_the_same_command_goes_on
 ) -> None:
     out = tmp_path / "answers.jsonl"
     command = ["caption", str(pictures), "--out", str(out), "--reader", "thread", "--batch-size", "4"]
+    variables = {f"RAY_{name}": str(value).lower() for name, value in SYSTEM.items()}
     driver = subprocess.Popen(
         [sys.executable, "-m", "llama_adapter", *command, "--engine", "ray", "--actors", "1"],
         cwd=SAMPLES.parents[1],
-        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | variables,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ray ends a whole process group, which must not be that of the tests

@@ -146,6 +146,18 @@ def split(servers: Servers) -> ServerProcess:
 captioner = openai_client.captioner
 
 
+@pytest.fixture(scope="module")
+def texts(captioner: Captioner) -> dict[str, str]:
+    """The captions of `captions()` by one process, by the names of the pictures."""
+    return texts_of(captioner, captions())
+
+
+def texts_of(captioner: Captioner, questions: list[Question]) -> dict[str, str]:
+    paths = [sample_pictures() / question.name for question in questions]
+    answers = captioner.generate(paths, [question.prompt for question in questions])
+    return {question.name: answer.text for question, answer in zip(questions, answers, strict=True)}
+
+
 @pytest.fixture
 def url(server: ServerProcess) -> str:
     return f"{server.url}/v1"
@@ -255,12 +267,14 @@ def test_all_ports_are_on_loopback(server: ServerProcess) -> None:
 
 @pytest.mark.proves("serve: replicas", "CPU")
 def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, captioner: Captioner) -> None:
-    questions = captions()
-    paths = [sample_pictures() / question.name for question in questions]
-    answers = captioner.generate(paths, [question.prompt for question in questions])
-    expected = {question.name: answer.text for question, answer in zip(questions, answers, strict=True)}
+    # Two ranks of two replicas compute long on two cores: most answers are short.
+    questions = [
+        question if number % 8 < 2 else dataclasses.replace(question, prompt="How many objects are there?")
+        for number, question in enumerate(captions())
+    ]
+    expected = texts_of(captioner, questions)
 
-    replies = asyncio.run(ask_all(split, questions * 2, clients=4))
+    replies = asyncio.run(ask_all(split, questions, clients=4))
 
     assert [reply.text for name, reply in replies] == [expected[name] for name, _ in replies]
     replicas = list(replicas_of(split).values())
@@ -269,29 +283,30 @@ def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, capti
         (rank,) = ranks_of(replica)
         if (os.cpu_count() or 1) > 1:
             assert not os.sched_getaffinity(replica) & os.sched_getaffinity(rank)
-    assert len(metric(split, "llama_adapter_replica_pictures_total", outcome="reused")) == 2, "both have answered"
+    answered = metric(split, "llama_adapter_replica_pictures_total")
+    assert len(answered) == 2
+    assert min(answered.values()) > 0, "both have answered"
 
 
-def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess) -> None:
+def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess, texts: dict[str, str]) -> None:
     pictures = captions()
-    expected = {name: reply.text for name, reply in asyncio.run(ask_all(split, pictures, clients=2))}
     lost, kept = list(replicas_of(split).values())
     (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
     num_ready = len(ever_ready(split))
 
-    replies = ask_while(split, pictures * 4, lambda: os.kill(rank, signal.SIGKILL))
+    replies = ask_while(split, pictures, lambda: os.kill(rank, signal.SIGKILL))
 
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
     failures = {f"refused {status} {code}" for status in (200, 503) for code in ("unavailable", "replica_lost")}
     assert set(outcomes) <= {"answered", *failures}, outcomes
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8, outcomes
-    assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
+    assert all(reply.text == texts[name] for name, reply in replies if reply.outcome == "answered")
     wait_for_replicas(split, num_ready + 1)
     assert not is_alive(lost)
     assert (is_alive(kept), ranks_of(kept)) == (True, ranks_kept)
     assert not any("Traceback" in line for line in split.lines)
-    replies = asyncio.run(ask_all(split, pictures, clients=4))
+    replies = asyncio.run(ask_all(split, pictures[:8], clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
 
 
@@ -307,19 +322,20 @@ def test_ranks_end_with_their_server(split: ServerProcess) -> None:
 
 
 @pytest.mark.proves("serve: replicas", "CPU")
-def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(server: ServerProcess) -> None:
+def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(
+    server: ServerProcess, texts: dict[str, str]
+) -> None:
     pictures = captions()
-    expected = {name: reply.text for name, reply in asyncio.run(ask_all(server, pictures, clients=2))}
     before, num_ready = replicas_of(server), len(ever_ready(server))
 
-    replies = ask_while(server, pictures * 20, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
+    replies = ask_while(server, pictures * 4, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
 
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
-    assert outcomes.total() == 20 * len(pictures)
+    assert outcomes.total() == 4 * len(pictures)
     assert set(outcomes) <= {"answered", "refused 200 replica_lost", "refused 503 replica_lost"}, outcomes
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8
-    assert all(reply.text == expected[name] for name, reply in replies if reply.outcome == "answered")
+    assert all(reply.text == texts[name] for name, reply in replies if reply.outcome == "answered")
     wait_for_replicas(server, num_ready + 1)
     replies = asyncio.run(ask_all(server, pictures, clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}

@@ -34,6 +34,8 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see the devices
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
 }
+# Only for a cluster that runs: Ray would try a wrong token 20 times, a second apart.
+_JOINING = {"RAY_NUM_REDIS_GET_RETRIES": "4"}
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0  # for a machine to report its free memory
@@ -67,7 +69,8 @@ def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "r
     it uses that cluster and does not leave it. Raises UsageError if Ray is not installed, and WorkersFailedError if the
     cluster is unreachable.
     """
-    for name, value in _ENVIRONMENT.items():
+    address = options.address or os.environ.get("RAY_ADDRESS") or _LOCAL
+    for name, value in (_ENVIRONMENT if address == _LOCAL else _ENVIRONMENT | _JOINING).items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -80,13 +83,12 @@ def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "r
         _quieten()
         yield _described(address="joined before")
         return
-    address = options.address or os.environ.get("RAY_ADDRESS") or "local"
     with _own_sigterm_handler(), kept_on_this_machine(address):
         try:
             _check_reachable(address)
             ray.init(
                 address=address,
-                include_dashboard=False if address == "local" else None,
+                include_dashboard=False if address == _LOCAL else None,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )
@@ -103,7 +105,7 @@ def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "r
             ) from error
         try:
             _quieten()
-            yield _described(address="on this machine" if address == "local" else f"at {address}")
+            yield _described(address="on this machine" if address == _LOCAL else f"at {address}")
         finally:
             ray.shutdown()
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,18 +22,20 @@ from torch import Tensor
 
 from llama_adapter import Captioner
 from llama_adapter.app.learning.scores.scoring import Scores
-from llama_adapter.app.learning.training import eye, stepping
+from llama_adapter.app.learning.training import eye, results, stepping
 from llama_adapter.app.learning.training.cache import EncodedCache
 from llama_adapter.app.learning.training.checkpoint import read_checkpoint, write_checkpoint
 from llama_adapter.app.learning.training.eye import Eye
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.model import open_trainable
+from llama_adapter.app.learning.training.results import draw
 from llama_adapter.app.learning.training.run import model_texts
 from llama_adapter.app.learning.training.scoring import Validation, Validator
 from llama_adapter.app.learning.training.stepping import Step, Stepper
 from llama_adapter.app.models.described import DEFAULT_PROMPT
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.runtime.devices.cpu import CpuBackend
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.tensor_files.files import read_safetensors
@@ -60,6 +62,14 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_pets(tmp_path_factory.mktemp("pets"), each=15)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_curves() -> Iterator[None]:
+    """Runs in this process draw no curves, except in the first test: they take a fifth of such a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(results, "draw", lambda job: True)
+        yield
+
+
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--encoded", str(tmp_path_factory.mktemp("encoded"))]
@@ -73,6 +83,13 @@ def train(pets: Path, encoded: list[str], tmp_path: Path, run: Run) -> Train:
         return run("train", str(data), "--out", str(tmp_path / out), *settings, *encoded, *flags)
 
     return ran
+
+
+@pytest.fixture
+def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are read in this process, because starting others takes longer than reading these."""
+    place = "llama_adapter.app.learning.training.encoding.IsolatedReader"
+    monkeypatch.setattr(place, lambda spec, *, pixels, timeout_s: PictureReader(spec, pixels=pixels))
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
@@ -143,6 +160,7 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     odd_modes: Callable[[Path], dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(results, "draw", draw)
     monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 10)  # enough for two plain classes, as are the epochs and views
     monkeypatch.setattr(eye, "_MOST_VIEWS", 4)
     ran = train(settings=["--tower-epochs", "6", "--epochs", "6"])
@@ -478,6 +496,7 @@ def test_a_full_disk_names_the_checkpoint_and_the_way_on(
     assert read_checkpoint(tmp_path / "pets.training" / "last.safetensors")[1].step == 3
 
 
+@pytest.mark.usefixtures("read_here")
 def test_without_a_cache_folder_encodings_are_beside_the_adapter_and_a_note_says_so(
     pets: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,10 +619,12 @@ def test_an_example_whose_loss_is_not_finite_is_named_and_its_step_skipped(
     assert str(place) in stopped.err
 
 
+@pytest.mark.usefixtures("read_here")
 def test_float16_learns_as_float32_does(tmp_path: Path, train: Train) -> None:
-    learned = []
+    learned, few = [], draw_pets(tmp_path / "few", each=8)
+    flags = ["--epochs", "1", "--batch-size", "4", "--validation", "0", "--test", "0", "--force"]
     for dtype in ("float32", "float16"):
-        ran = train(*model_flags(), "--dtype", dtype, "--epochs", "1", "--validation", "0", "--test", "0", "--force")
+        ran = train(*model_flags(), "--dtype", dtype, *flags, data=few)
         assert ran.code == 0, ran.err
         learned.append(logged(tmp_path / "pets.training"))
     pairs = [(float(one[1]), float(other[1])) for one, other in zip(*learned, strict=True) if other[1]]
@@ -613,7 +634,7 @@ def test_float16_learns_as_float32_does(tmp_path: Path, train: Train) -> None:
 
 def test_pictures_and_texts_are_learnt_together(pets: Path, tmp_path: Path, train: Train) -> None:
     rows: list[dict[str, Any]] = [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
-    for path in sorted(pets.rglob("*.png")):
+    for path in sorted(pets.rglob("*.png"))[::3]:
         answers = {name: "yes" if path.parent.name == name else "no" for name in CLASSES}
         asked = [{"question": f"Is it a {name}?", "answer": answer} for name, answer in answers.items()]
         rows.append({"image": str(path), "questions": asked})

@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -156,10 +156,27 @@ def test_files_of_the_current_folder_are_not_imported(
     assert alone.read(PICTURES[0]).error is None  # its process starts here
 
 
-def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine() -> None:
+class Clock:
+    """The clock of the parent's side, which a test can put forward."""
+
+    ahead_s = 0.0
+    perf_counter = staticmethod(time.perf_counter)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+
+    def wants_pixels(digest: str) -> bool:
+        clock.ahead_s += 100.0
+        return True
+
+    monkeypatch.setattr(process, "time", clock)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
-        waited = reader.read(PICTURES[0], wants_pixels=lambda digest: threading.Event().wait(1.2) or True)
+        waited = reader.read(PICTURES[0], wants_pixels=wants_pixels)
         hung = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
         after = reader.read(PICTURES[1])
 

@@ -1,7 +1,9 @@
 """The page, served on a free port by a thread of this process, and a real Chromium that opens the page."""
 
 import asyncio
+import base64
 import os
+import re
 import shutil
 import socket
 import threading
@@ -100,30 +102,26 @@ def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
 
 
 class Browser:
-    """A Chromium. Windows of one kind share a cache, so that only the first page loads Gradio's scripts."""
+    """A Chromium. Its pages share a cache, so that only the first one loads Gradio's scripts."""
 
     def __init__(self, chromium: Any) -> None:
-        self._chromium = chromium
-        self._contexts: dict[tuple[int, int, bool], Any] = {}
+        self._context = chromium.new_context(
+            permissions=["camera", "clipboard-read", "clipboard-write"], reduced_motion="reduce", accept_downloads=True
+        )
 
     def new_page(self, *, width: int, height: int, dark: bool) -> Any:
         """An empty page in a window of this size."""
-        kind = width, height, dark
-        if kind not in self._contexts:
-            self._contexts[kind] = self._chromium.new_context(
-                viewport={"width": width, "height": height},
-                color_scheme="dark" if dark else "light",
-                reduced_motion="reduce",
-                permissions=["camera", "clipboard-read", "clipboard-write"],
-                accept_downloads=True,
-            )
-        return self._contexts[kind].new_page()
+        page = self._context.new_page()
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme="dark" if dark else "light")
+        return page
 
 
 _BRING = """([kind, files]) => {
     const transfer = new DataTransfer();
     for (const {name, mimeType, buffer} of files) {
-        transfer.items.add(new File([new Uint8Array(buffer)], name, {type: mimeType}));
+        const bytes = Uint8Array.from(atob(buffer), one => one.charCodeAt(0));
+        transfer.items.add(new File([bytes], name, {type: mimeType}));
     }
     const options = {bubbles: true, cancelable: true};
     if (kind === 'paste') {
@@ -164,6 +162,13 @@ class Visit:
         if message.type == "error":
             self.complaints.append(f"{message.text} ({message.location.get('url') or ''})")
 
+    def themes(self) -> Iterator[bool]:
+        """Change the system's theme to light and then to dark; yields whether it is dark. The page must follow."""
+        for dark in (False, True):
+            self.page.emulate_media(color_scheme="dark" if dark else "light")
+            expect(self.page.locator("body")).to_have_class(re.compile(r"\bdark\b" if dark else r"^((?!\bdark\b).)*$"))
+            yield dark
+
     def open_tab(self, name: str) -> None:
         """Go to one of the page's tabs."""
         self.page.get_by_role("tab", name=name).click()
@@ -193,7 +198,9 @@ class Visit:
     def bring(self, kind: str, *files: Path | dict[str, Any]) -> None:
         """Drop or paste (`kind`) files, given as paths or as dictionaries with name, mimeType and buffer."""
         sent = [file if isinstance(file, dict) else {"name": file.name, "buffer": file.read_bytes()} for file in files]
-        brought = [{"mimeType": "image/png", **file, "buffer": list(file["buffer"])} for file in sent]
+        # As a list of numbers, a megabyte would take ten seconds to reach the browser.
+        coded = [base64.b64encode(file["buffer"]).decode() for file in sent]
+        brought = [{"mimeType": "image/png", **file, "buffer": code} for file, code in zip(sent, coded, strict=True)]
         self.page.evaluate(_BRING, [kind, brought])
 
     @contextmanager
