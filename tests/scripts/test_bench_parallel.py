@@ -5,16 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from scripts import bench_parallel
 from scripts.bench_parallel import main
 
 
 @pytest.mark.slow
 def test_a_quick_run_measures_whole_and_split_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In this process, because six new ones would import torch for most of the time; the parts share their bundles.
-    monkeypatch.setattr(bench_parallel, "in_fresh_process", lambda work, *given: work(*given))
-    bundles = bench_parallel.make_bundles(tmp_path / "bundles", bench_parallel.QUICK)
-    monkeypatch.setattr(bench_parallel, "make_bundles", lambda folder, settings: bundles)
+    # In this process, because six new ones would import torch for most of the time.
+    monkeypatch.setattr("scripts.bench_parallel.in_fresh_process", lambda work, *given: work(*given))
     main(["--quick", "--out", str(tmp_path)])
 
     parts = json.loads((tmp_path / "parallel.json").read_text(encoding="utf-8"))
