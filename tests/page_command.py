@@ -1,7 +1,6 @@
 """The `llama-adapter` of the pages in docs/, for their test: what takes longest is done once per test run, or shorter.
 
-`export` traces the embedded model's encoder once, `doctor` examines the environment once, `train` takes fewer steps
-and views of pictures.
+`export` traces the embedded model's encoder once, `doctor` examines the environment once, `train` takes fewer steps.
 """
 
 import json
@@ -41,7 +40,6 @@ def _training_shortened() -> Iterator[None]:
     from llama_adapter.app.learning.training import eye, job
 
     eye._FEWEST_BLOCK_STEPS, job._STEPS_OVER_TRAINED_EYE = 5, 10
-    eye._FEWEST_VIEWS = eye._MOST_VIEWS = 2
     yield
 
 
