@@ -37,8 +37,6 @@ PictureSource = str | os.PathLike[str] | os.PathLike[bytes] | bytes | Image.Imag
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, module=r"PIL\.")
 
-# Modules of Pillow that register the formats of `PICTURE_FORMATS`.
-_PLUGINS: Final = ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Ppm", "Tiff", "WebP")
 _TURN_UPRIGHT: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -55,6 +53,8 @@ _SWAP_SIDES: Final = {
     Image.Transpose.ROTATE_90,
 }
 _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
+# Modules of Pillow that register the formats of `PICTURE_FORMATS`.
+_PLUGINS: Final = ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Ppm", "Tiff", "WebP")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
