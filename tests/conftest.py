@@ -96,25 +96,25 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 ROOT = Path(__file__).resolve().parents[1]
-# The files that take the most processor time, by measurement. Files that start Ray are kept apart from each other,
-# because two clusters that start at the same time as mypy are slow.
+# The files that take the most time, by measurement (`--durations`). With three processes the order of files matters
+# little, with more of them it does. Files that start Ray are kept apart from each other, because two clusters that
+# start at the same time as mypy are slow.
 LONGEST = (
     "tests/test_docs.py",
-    "tests/npu/test_chips.py",
-    "tests/scripts/test_gpu_round.py",
-    "tests/test_package.py",
-    "tests/runtime/devices/test_triton.py",
-    "tests/e2e/test_ascend_route.py",
-    "tests/app/learning/training/test_train.py",
-    "tests/e2e/test_openai_client.py",
-    "tests/app/models/parallel/test_groups.py",
-    "tests/e2e/test_jobs.py",
-    "tests/test_kernel_wheel.py",
-    "tests/e2e/test_replicas.py",
     "tests/e2e/test_browser_chat.py",
-    "tests/app/command_line/doctor/test_environment.py",
+    "tests/app/learning/training/test_train.py",
+    "tests/e2e/test_replicas.py",
+    "tests/app/models/parallel/test_ranks.py",
+    "tests/e2e/test_browser_batch.py",
+    "tests/runtime/devices/test_triton.py",
     "tests/e2e/test_ray.py",
-    "tests/app/models/test_load_peak.py",
+    "tests/app/models/parallel/test_groups.py",
+    "tests/scripts/test_gpu_round.py",
+    "tests/app/captioning/test_devices.py",
+    "tests/app/captioning/test_gguf_model.py",
+    "tests/e2e/test_ascend_route.py",
+    "tests/app/jobs/clusters/test_cluster.py",
+    "tests/npu/test_chips.py",
 )
 # Files that share a result that takes a process minutes to compute.
 TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")

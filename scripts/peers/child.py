@@ -195,7 +195,7 @@ def _error(task: Task, encode: Encode, *, image_size: int) -> float:
 
 
 def _ceilings(task: Task) -> Iterator[Figure]:
-    """Ceilings of the machine: `read` in bytes/s, and `matmul-...` in FLOPs/s for the layers of this size."""
+    """Ceilings of the machine: `read` in bytes/s, and those of the task in FLOPs/s for the layers of this size."""
     backend, size = open_backend(task.device), task.size
     started = time.perf_counter()
     yield _ceiling("read", measure_bandwidth(backend), started=started)
@@ -204,7 +204,7 @@ def _ceilings(task: Task) -> Iterator[Figure]:
     is_encoder = size in ENCODERS
     shapes = encoder_shapes(bare_tower(size)) if is_encoder else decoder_shapes(decoder_sizes(size))
     ours = [one for one in ENGINES if one.program == "ours" and one.device == task.engine.device]
-    for name, engine in {one.ceiling: one for one in ours}.items():
+    for name, engine in {one.ceiling: one for one in ours if one.ceiling in task.ceilings}.items():
         started = time.perf_counter()
         rate = measure_matmul(backend, shapes=shapes, dtype=DTYPES[engine.dtype], precision=engine.precision)
         yield _ceiling(name, rate, started=started)

@@ -71,11 +71,16 @@ class Plan:
     def tasks(self) -> Iterator[Task]:
         """All tasks of one round, in order: the ceilings of the machine before each size, and jobs last."""
         for size in self.sizes:
-            yield self._task(MACHINES[self.device], size)
+            yield replace(self._task(MACHINES[self.device], size), ceilings=self._ceilings())
             yield from self._tasks("sight" if size in SIGHTS else "vision" if size in ENCODERS else "decode", size)
         for size in self.sizes:
             for encoder in JOB_ENCODERS.get(size, ()):
                 yield from self._tasks("job", f"{size}+{encoder}")
+
+    def _ceilings(self) -> tuple[str, ...]:
+        """The ceilings of our engines that are measured: one of another type may take a machine long."""
+        ours = [one for section in self.sections for one in chosen_engines(self.engines, section, self.device)]
+        return tuple(dict.fromkeys(one.ceiling for one in ours if one.program == "ours"))
 
     def _tasks(self, section: Section, size: str) -> Iterator[Task]:
         if section in self.sections:

@@ -55,6 +55,7 @@ class Task:
     on: str = ""  # a device that stands in for the engine's
     instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
     only_files: bool = False  # only make the file that the engine runs
+    ceilings: tuple[str, ...] = ()  # for the section `machine`: rates of matrix products to measure, `Engine.ceiling`
 
     @property
     def device(self) -> str:

@@ -1,14 +1,15 @@
 """The round of measurements on a GPU, rehearsed on the CPU; what a second call runs."""
 
 import dataclasses
+import io
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from scripts import bench_peers, gpu_round
+from scripts import bench_peers, gpu_round, gpu_trace
 from scripts.gpu_round import TESTS, Outcome, State, Step, left, main, steps
 from scripts.peers import rounds
 from scripts.peers.gpus import GPUS
@@ -97,7 +98,7 @@ class Lent:
         if task.size not in self._ceilings:
             self._ceilings[task.size] = reply = self._children(task)
             assert reply.problem == "", reply.reason
-            assert reply.figures
+            assert [figure.engine for figure in reply.figures] == ["read", *task.ceilings]
             assert all(figure.rate > 0 for figure in reply.figures)
         return self._ceilings[task.size]
 
@@ -110,16 +111,21 @@ def test_the_round_rehearses_on_the_cpu(children: Children, tmp_path: Path, monk
     run_program, lent, ran = gpu_round._run, Lent(children), set[tuple[str, ...]]()
 
     def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
-        """Run the tests and the trace as programs, and the others in this process, with the same children.
+        """Run the tests as a program, and the others in this process, with the same children.
 
         At toy size, 7B and 1B are the same command, which is run once.
         """
-        if step.name in (TESTS, "trace"):
+        if step.name == TESTS:
             return run_program(step, left_s, toy=toy)
         if step.command in ran:
             return "passed", 0.0, ()
         ran.add(step.command)
         flag, program, *flags = step.command
+        if step.name == "trace":
+            assert (flag, program, step.is_shown) == ("-m", "scripts.gpu_trace", True)
+            with redirect_stdout(io.StringIO()) as said:
+                code = gpu_trace.main(flags)
+            return "failed" if code else "passed", 0.0, tuple(said.getvalue().splitlines())
         assert (flag, program) == ("-m", "scripts.bench_peers")
         return "failed" if bench_peers.main([*flags, "--limit", f"{left_s:.0f}"]) else "passed", 0.0, ()
 
@@ -182,16 +188,17 @@ def test_the_engines_of_a_gpu_run_in_one_process(children: Children, tmp_path: P
     plan = Plan(
         device="cuda", on="cpu", sizes=("tiny",), batch_sizes=(2,), job_sizes=(2,), work=str(tmp_path), budget=0.1
     )
-    left_out = ("machine", "llama.cpp", "hf-compiled")  # the round measures the machine, and the others need a GPU
-    tasks = [task for task in plan.tasks() if task.engine.program not in left_out]
+    few_bits = ("matmul-int8", "matmul-int4")  # the round measures bfloat16, and a CPU takes long for float16
+    machine, *tasks = (task for task in plan.tasks() if task.engine.program not in ("llama.cpp", "hf-compiled"))
 
-    replies = [children(task) for task in tasks]
+    ceilings, *replies = (children(task) for task in (dataclasses.replace(machine, ceilings=few_bits), *tasks))
 
-    assert [reply.reason for reply in replies if reply.problem] == []
+    assert [reply.reason for reply in (ceilings, *replies) if reply.problem] == []
+    assert {figure.engine for figure in ceilings.figures} == {"read", *few_bits}
     for task, reply in zip(tasks, replies, strict=True):
         assert [(one.engine, one.part, one.batch) for one in reply.figures] == [
             (task.engine.name, *rung) for rung in task.rungs
         ]
-    assert all(figure.rate > 0 for reply in replies for figure in reply.figures)
+    assert all(figure.rate > 0 for reply in (ceilings, *replies) for figure in reply.figures)
     assert {_group(task) for task in tasks if task.engine.section == "job"} == {" "}
     assert set(children._children) <= {" ", " vision"}  # encoders have a process of their own

@@ -1,8 +1,10 @@
 """Reading pictures: good files are decoded; bad files raise a `PictureError` with a code."""
 
 import hashlib
+import json
 import os
 import struct
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable
@@ -453,6 +455,18 @@ def test_running_out_of_memory_is_the_pictures_error(monkeypatch: pytest.MonkeyP
 def test_an_unknown_orientation_rule_is_the_callers_mistake() -> None:
     with pytest.raises(ValueError, match="upright or ignore"):
         load_picture(asymmetric(), orientation="sideways")  # type: ignore[arg-type]
+
+
+def test_formats_that_are_read_are_registered_and_few_others() -> None:
+    """In a process of its own, because this one has saved pictures, which registers all formats."""
+    program = (
+        "import json; from PIL import Image; from llama_adapter.vision.image import _available_formats\n"
+        "found = _available_formats(), list(Image.OPEN); Image.init(); print(json.dumps((*found, list(Image.OPEN))))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    read, registered, known = json.loads(ran.stdout)
+    assert read == [name for name in PICTURE_FORMATS if name in known]
+    assert {*registered} == {*read, "DIB"} < {*known}
 
 
 def test_suffixes_are_of_formats_that_are_read() -> None:

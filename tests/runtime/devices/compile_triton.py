@@ -78,8 +78,8 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
             flags = STEP if blocks.rows == 16 else MANY_ROWS if bits == 8 else MANY_ROWS_IN_EIGHTHS
             constants = flags | {"IN_EIGHTHS": bits == 4, "DEPENDENT": True}
             yield product(capability, pointer, bits, weight, scale, blocks, constants)
-    if capability >= HOPPER:  # float16 has an assembly of its own
-        constants = STEP | {"IN_EIGHTHS": True, "DEPENDENT": True}
+    if capability >= HOPPER:  # float16 has an assembly of its own; what `STEP` adds is compiled above
+        constants = {"IN_EIGHTHS": True, "DEPENDENT": True}
         yield product(capability, "*fp16", 4, *stored[4], PROPOSED.blocks[4][0], constants)
     heads = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
     types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}

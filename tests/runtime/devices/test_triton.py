@@ -31,6 +31,8 @@ from tests.llm.toys import CONFIG, FAMILIES, eager, rounding, toy_decoder, toy_v
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # the interpreter has no bfloat16 dot
 EPS = 1e-6
+# Triton finds kernels in it by their source, its own version and all options, so that a later run compiles only others.
+CACHE = Path(__file__).resolve().parents[3] / ".pytest_cache" / "triton"
 # Bits of weights and activations of products; what is computed behind a product does not depend on the bits.
 PRODUCTS = [*((bits, activation) for bits in (16, 8, 4) for activation in ("", "silu")), (8, "gelu_tanh")]
 
@@ -299,12 +301,12 @@ SHARED = {"80": ("fp16", 99 << 10), "90": ("bf16", 227 << 10)}
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory(tmp_path: Path) -> None:
+def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     arguments = [word for capability, (half, _) in SHARED.items() for word in (capability, half)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.devices.compile_triton", *arguments],
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        env={**environment, "TRITON_CACHE_DIR": str(CACHE)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -337,6 +337,22 @@ def test_every_engine_can_be_opened() -> None:
     assert {(engine.section, engine.program) for engine in (*ENGINES, *MACHINES.values())} == set(OPENERS)
 
 
+@pytest.mark.parametrize(
+    ("changes", "ceilings"),
+    [
+        ({}, ["bfloat16", "int4", "int8", "float16", "float32"]),
+        ({"sections": ("decode",)}, ["bfloat16", "int4", "int8", "float16"]),
+        ({"engines": ("hf-float16", "ours-int8-proposed")}, ["int8"]),
+        ({"device": "cpu", "engines": ("hf-float32", "ours-int4", "ours-float32")}, ["float32", "int4"]),
+    ],
+)
+def test_ceilings_are_those_of_our_engines(changes: dict[str, Any], ceilings: list[str]) -> None:
+    task, *_ = replace(GPU_PLAN, **changes).tasks()
+
+    assert task.engine.name == "machine"
+    assert list(task.ceilings) == [f"matmul-{name}" for name in ceilings]
+
+
 def test_engines_of_a_gpu_run_by_importance() -> None:
     tasks = list(GPU_PLAN.tasks())
 

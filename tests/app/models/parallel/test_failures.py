@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -12,15 +13,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from llama_adapter import Captioner
+from llama_adapter import Captioner, __version__
 from llama_adapter.app.models.parallel import group as group_module
 from llama_adapter.app.models.parallel import rank_process, rendezvous
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.group import RankGroup
 from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched, launched
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import ChildProcess
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
@@ -136,6 +139,17 @@ def test_the_rank_that_failed_first_is_named(
         group._seen.set(rendezvous.error_key(rank), json.dumps({"sentence": sentence, "hint": "Make room."}))
     found = group._failure_of({1, 2, 3})
     assert (found and found[:2]) == failure
+
+
+@pytest.mark.parametrize("name", ["llama-adapter", "torch"])
+def test_a_rank_of_another_version_is_refused_before_any_group_is_joined(name: str) -> None:
+    group = RankGroup.__new__(RankGroup)
+    group.size, group._children, group._seen = 2, {1: Ended(None)}, dist.HashStore()
+    versions = {"llama-adapter": __version__, "torch": torch.__version__}
+    group._seen.set("hello/1", json.dumps({**versions, name: "9.9"}))
+    told = rf"^Rank 1 of 2 runs {name} 9\.9, and rank 0 runs {name} {re.escape(versions[name])}\nhint: install the same"
+    with pytest.raises(RankError, match=told):
+        group._join(CaptionerSpec(tensor_parallel=2))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,21 +46,9 @@ def test_golden_checkpoints_answer_as_the_reference_and_a_rank_that_hangs_is_nam
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda patch: patch.setattr(group_module, "__version__", "9.9"), r"Rank 1 of 2 runs llama-adapter .* 9\.9"),
-        (
-            lambda patch: patch.setattr(group_module, "files_fingerprint", lambda model, spec: "other"),
-            "^Rank 1 of 2 has other weights than rank 0\n",
-        ),
-    ],
-)
-def test_ranks_that_differ_are_refused(
-    change: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change(monkeypatch)
-    with pytest.raises(RankError, match=words):
+def test_ranks_with_other_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "files_fingerprint", lambda model, spec: "other")
+    with pytest.raises(RankError, match=r"^Rank 1 of 2 has other weights than rank 0\n"):
         Captioner.load(tensor_parallel=2)
     assert not dist.is_initialized()
 
