@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from llama_adapter.app.pictures.names import name_as_text, place_of
+from llama_adapter.app.pictures.names import name_as_text, picture_key, place_of
 
 RAW = os.fsdecode(b"inv\xff\xfe\x80.png")
 
@@ -12,6 +12,11 @@ def test_as_text_only_undecoded_bytes_are_escaped() -> None:
     assert name_as_text(RAW) == r"inv\xff\xfe\x80.png"
     assert name_as_text("half \ud83d.png") == r"half \ud83d.png"
     assert name_as_text("9.41\u202fAM\n.png") == "9.41\u202fAM\n.png"
+
+
+def test_spellings_of_a_path_have_one_key_and_those_of_an_address_have_two() -> None:
+    assert picture_key("./b/../a.png") == picture_key(os.path.abspath("a.png")) != picture_key("b/a.png")
+    assert picture_key("s3://bucket/./a.png") != picture_key("s3://bucket/a.png")
 
 
 def test_a_place_follows_links_to_folders_and_none_to_the_file(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ def test_a_record_of_a_moved_picture_replaces_the_one_under_the_former_name(
     former = recorded(picture="old.png")
     claim = index_of(tmp_path, former).claim(ID, "new.png", path="new.png")
     assert claim == Claim("answered", former)
+    assert index_of(tmp_path, former).claim(ID, "new.tar/a.png") == Claim("answered", None)  # a member is not moved
     moved = moved_record(former, picture="new.png")
     again = index_of(tmp_path, former, moved).claim(ID, "new.png", path="new.png")
     assert again == Claim("answered", None)
