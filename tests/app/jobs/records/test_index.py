@@ -113,7 +113,7 @@ def test_what_a_record_replaces_is_found_by_its_name(how: str, tmp_path: Path) -
     for path in (name, other):
         Path(path).touch()
     replacing = recorded(picture=other, run="run-2")
-    replacing |= {"moved_from": name} if how == "moved_from" else {"supersedes": [name]}  # type: ignore[typeddict-item]
+    replacing |= {"moved_from": name} if how == "moved_from" else {"supersedes": [name]}
 
     index = index_of(tmp_path, failed(picture=name, id=ID), replacing)
 
