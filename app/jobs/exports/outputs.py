@@ -14,7 +14,7 @@ from llama_adapter.app.captioning.decisions.decider import Decider, Decision
 from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.jobs.exports.sidecars import Refusals
 from llama_adapter.app.jobs.records.key import RecordKey
-from llama_adapter.app.jobs.records.record import Record, json_line, read_records, true_name
+from llama_adapter.app.jobs.records.record import Record, json_line, read_records
 from llama_adapter.app.pictures.names import name_as_text, place_of
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.errors import UsageError
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     @property
     def picture(self) -> str:
         """The name of the picture."""
-        return true_name(self.record)
+        return self.record["picture"]
 
     @property
     def text(self) -> str:

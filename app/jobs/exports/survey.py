@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.jobs.records.index import Keys, Moves, last_places
-from llama_adapter.app.jobs.records.record import Record, former_name, read_records, superseded_names, true_name
+from llama_adapter.app.jobs.records.record import Record, read_records, superseded_names
 from llama_adapter.app.pictures.inputs import natural_key
 from llama_adapter.app.pictures.names import name_key, picture_key
 from llama_adapter.runtime.errors import UsageError
@@ -111,11 +111,11 @@ def survey(paths: Sequence[str], selection: Selection) -> Survey:
     for path in paths:
         num_before = len(pictures)
         for record in read_records(path):
-            pictures.append(picture_key(true_name(record)))
+            pictures.append(picture_key(record["picture"]))
             prompts.append(name_key(record["prompt"]))
             ids.append(name_key(record["id"]))
             runs.append(name_key(record["run"]))
-            if (former := former_name(record)) is not None:
+            if (former := record.get("moved_from")) is not None:
                 moves.add(len(runs) - 1, ids[-1], picture_key(former))
             for name in superseded_names(record):
                 superseded[picture_key(name)] = len(runs) - 1, runs[-1]

@@ -10,15 +10,8 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.app.jobs.records.record import (
-    Record,
-    former_name,
-    may_be_escaped,
-    parse_record,
-    superseded_names,
-    true_name,
-)
-from llama_adapter.app.pictures.names import escaped_name, name_key, place_of
+from llama_adapter.app.jobs.records.record import Record, parse_record, superseded_names
+from llama_adapter.app.pictures.names import name_key, place_of
 from llama_adapter.runtime.record_lines import read_lines
 
 State = Literal["answered", "failed"]
@@ -95,11 +88,11 @@ class RecordIndex:
         for number, path in enumerate(self._paths):
             for offset, record in read_lines(path, parse_record):
                 all_ids.append(name_key(record["id"]))
-                all_names.append(name_key(true_name(record)))
+                all_names.append(name_key(record["picture"]))
                 files.append(number)
                 offsets.append(offset)
                 failed.append(record["error"] is not None)
-                if (former := former_name(record)) is not None:
+                if (former := record.get("moved_from")) is not None:
                     moves.add(len(failed) - 1, all_ids[-1], name_key(former))
                 for mended in superseded_names(record):
                     superseded[name_key(mended)] = number, offset, record["run"]
@@ -167,8 +160,8 @@ class RecordIndex:
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
             record = self._record_of(row)
-            if _stands_for(record, picture, path):
-                yield row, None if path is None or os.path.lexists(true_name(record)) else record
+            if _stands_for(record, path):
+                yield row, None if path is None or os.path.lexists(record["picture"]) else record
 
     def _rows(self, record_id: str, picture: str) -> tuple[range, int, int]:
         """The rows with this id and name, and the bounds of all rows with this id."""
@@ -202,11 +195,9 @@ def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[i
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
 
 
-def _stands_for(record: Record, picture: str, path: str | None) -> bool:
-    """Whether a record under another name may belong to this picture, whose file is `path`."""
-    if path is None and may_be_escaped(record) and escaped_name(picture) == record["picture"]:
-        return True  # a member of an archive
-    recorded = true_name(record)
+def _stands_for(record: Record, path: str | None) -> bool:
+    """Whether a record under another name may belong to the picture whose file is `path`."""
+    recorded = record["picture"]
     if "://" in recorded:
         return False
     if path is not None and os.path.lexists(recorded):

@@ -9,7 +9,6 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.records.key import RecordKey
-from llama_adapter.app.pictures.names import find_escaped
 from llama_adapter.runtime.record_lines import PART_NAME, read_lines
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
@@ -26,8 +25,6 @@ class Record(TypedDict):
 
     id: str
     picture: str  # the picture's name; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`
-    # True for names with a backslash; if absent, the backslash may be an escape of an earlier version.
-    exact_name: NotRequired[bool]
     prompt: str
     text: str
     finish: str  # stop, length, choice or error
@@ -67,8 +64,6 @@ def answer_to_record(answer: Answer, *, key: RecordKey, run: str, supersedes: Se
             {**_token(one.text, one.logprob), "top_logprobs": [_token(*other) for other in one.top]}
             for one in answer.logprobs
         ]
-    if "\\" in key.picture:
-        record["exact_name"] = True
     if supersedes:
         record["supersedes"] = list(supersedes)
     own = {name: value for name, value in answer.details.items() if name not in record}
@@ -81,9 +76,8 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 def moved_record(record: Record, *, picture: str) -> Record:
     """The record under the picture's present name."""
-    own = {name: value for name, value in record.items() if name not in ("exact_name", "supersedes")}
-    moved = {**own, "picture": picture, "moved_from": record["picture"]}
-    return cast(Record, {**moved, "exact_name": True} if "\\" in picture else moved)
+    own = {name: value for name, value in record.items() if name != "supersedes"}
+    return cast(Record, {**own, "picture": picture, "moved_from": record["picture"]})
 
 
 def recorded_choice(answer: Answer) -> dict[str, float | None] | None:
@@ -108,22 +102,6 @@ def json_line(value: Mapping[str, object]) -> str:
     return UNSAFE_ON_TERMINALS.sub(lambda unsafe: f"\\u{ord(unsafe[0]):04x}", line)
 
 
-def true_name(record: Record) -> str:
-    """The picture's name. Earlier versions wrote some characters as escapes: then the name of the existing file."""
-    return find_escaped(record["picture"]) if may_be_escaped(record) else record["picture"]
-
-
-def may_be_escaped(record: Record) -> bool:
-    """Whether the picture's name may have escapes of an earlier version."""
-    return "\\" in record["picture"] and not record.get("exact_name", False)
-
-
-def former_name(record: Record) -> str | None:
-    """The former name of a moved picture, as `true_name` of its record; None if it was not moved."""
-    name = record.get("moved_from")
-    return None if name is None else find_escaped(name)
-
-
 def is_part(path: str | os.PathLike[str]) -> bool:
     """Whether a file has the name of a part in a folder of records."""
     return PART_NAME.fullmatch(os.path.basename(os.fspath(path))) is not None
@@ -138,9 +116,9 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
 
 
 def superseded_names(record: Record) -> list[str]:
-    """The names whose failures in earlier runs a record supersedes, as their `true_name`. Ignores invalid content."""
+    """The names whose failures in earlier runs a record supersedes. Ignores invalid content."""
     names = record.get("supersedes")
-    return [find_escaped(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
 
 def parse_record(line: bytes) -> Record | None:
@@ -162,7 +140,6 @@ def _is_sound(record: dict[str, Any]) -> bool:
         and type(record["tokens"]) is int
         and 0 <= record["tokens"] < 2**63
         and isinstance(record.get("unfamiliar"), bool | None)
-        and isinstance(record.get("exact_name"), bool | None)
         and isinstance(record.get("moved_from"), str | None)
         and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
         and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))

@@ -32,7 +32,6 @@ from llama_adapter.app.pictures.inputs.lines import (
 from llama_adapter.app.pictures.inputs.manifests import check_manifest, manifest_inputs
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, fixed_folder, is_pattern
 from llama_adapter.app.pictures.inputs.prompts import check_prompts, prompt_inputs
-from llama_adapter.app.pictures.names import escaped_name
 from llama_adapter.app.pictures.prefixes import is_prefixes
 from llama_adapter.runtime.text import shown_name
 
@@ -63,7 +62,7 @@ def read_inputs(spec: InputSpec, *, addresses: bool = False, left_out: LeftOut |
 
     A name without pictures gives one item with an `error`, or one whose reading gives an error. Lines of lists may name
     folders and archives; wildcards are not expanded there. With `spec.shard` (i, n), the first 8 bytes of the SHA-256
-    of an item's label (escaped by `escaped_name`, path normalised), read as a big-endian number, are taken modulo n;
+    of an item's label (path normalised, UTF-8 with surrogates), read as a big-endian number, are taken modulo n;
     the item belongs to the shard if the result is i.
 
     Every call reads all inputs again; stdin and pipes can be read only once. Raises the errors of `check_inputs`, and
@@ -213,7 +212,5 @@ def _pattern_inputs(pattern: str, *, expand: Callable[..., Iterator[PictureInput
 
 
 def _shard_of(label: str, *, count: int) -> int:
-    # Uses the escaped form of earlier versions, so that a picture stays in the shard that has its record.
-    label = escaped_name(label)
     name = label if "://" in label else os.path.normpath(label)
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % count
+    return int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8], "big") % count

@@ -285,18 +285,6 @@ def test_the_current_folder_and_that_of_the_records_are_those_of_the_job(
     assert (answers.folder / "b.txt").exists()
 
 
-def test_pictures_that_earlier_versions_recorded_by_an_escaped_name_get_their_texts(answers: Answers) -> None:
-    (answers.folder / "9.41\u202fAM.png").touch()
-    old = record(str(answers.folder / r"9.41\u202fAM.png"))
-    del old["exact_name"]
-    answers.write([old])
-
-    assert answers.export("sidecars") == ExitCode.OK
-    assert (answers.folder / "9.41\u202fAM.txt").read_text() == "a star\n"
-    assert answers.export("metadata", "") == ExitCode.OK
-    assert json.loads((answers.folder / "metadata.jsonl").read_text())["file_name"] == "9.41\u202fAM.png"
-
-
 @pytest.mark.parametrize("to", ["sidecars", "metadata"])
 def test_where_one_text_has_place_several_prompts_are_refused(answers: Answers, to: str) -> None:
     answers.write([record(), record(prompt="Where?")])

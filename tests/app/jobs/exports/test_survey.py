@@ -21,9 +21,7 @@ ALL = Selection()
 
 def record(picture: str = "a.png", *, id: str = "1", prompt: str = "p", failed: bool = False, **changes: Any) -> Record:
     made = failure if failed else recorded
-    found = made(picture=picture, id=id, prompt=prompt, **changes)
-    found.pop("exact_name", None)  # type: ignore[typeddict-item]
-    return found
+    return made(picture=picture, id=id, prompt=prompt, **changes)
 
 
 def write(path: Path, records: Sequence[Record], end: str = "") -> str:
@@ -155,22 +153,3 @@ def test_every_picture_and_prompt_keeps_an_answer_if_it_ever_had_one(
     for one in failures:
         alike = [other for other in records if (other["picture"], other["prompt"]) == (one["picture"], one["prompt"])]
         assert alike[-1]["run"] == one["run"]
-
-
-# Names escaped by earlier versions
-
-
-def test_a_record_under_an_escaped_name_is_of_the_picture_that_has_the_name_unless_it_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    escaped, true = r"9.41\u202fAM.png", "9.41\u202fAM.png"
-    Path(true).touch()
-    old = [record(escaped, id="1", failed=True, run="old"), record("b.png"), record(escaped, id="3")]
-    now = [record(true, id="2", run="now"), record(true, id="3", text="last")]
-    found = surveyed(tmp_path, [*old, *now])
-
-    assert list(found.records()) == [old[1], *now]
-    assert [one["picture"] for one in found.last_of_pictures()] == ["b.png", true]
-    exact = record(escaped) | Record(exact_name=True)  # type: ignore[typeddict-item]
-    assert surveyed(tmp_path, [exact, record(true)]).num_pictures == 2
