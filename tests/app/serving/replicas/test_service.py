@@ -213,6 +213,28 @@ def test_cancelling_ends_a_request_here_and_in_its_replica() -> None:
         running.cancel()  # no effect
 
 
+def test_text_that_comes_after_the_end_of_a_request_is_no_first_token() -> None:
+    seen: list[str] = []
+
+    class Noting(Observer):
+        def first_token(self, seconds: float) -> None:
+            seen.append("first token")
+
+        def finished(self, answer: Answer, seconds: float) -> None:
+            seen.append("finished")
+
+    async def behave(ask: Ask) -> Groups:
+        service._end_all()  # as another thread may do at any time
+        async for group in at_once(ask):
+            yield group
+
+    replicas = StubReplicas(behave)
+    with service_of(replicas, observer=Noting()) as service:
+        assert error_of(service.submit(ask()).result()) == "cancelled"
+        wait_for(lambda: replicas.num_closed == 1)
+    assert seen == ["finished"]
+
+
 def test_a_late_request_has_an_error_while_it_waits_and_the_replica_knows_the_time_that_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
