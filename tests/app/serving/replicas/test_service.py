@@ -213,6 +213,24 @@ def test_cancelling_ends_a_request_here_and_in_its_replica() -> None:
         running.cancel()  # no effect
 
 
+def test_a_request_that_is_cancelled_before_its_task_begins_is_answered_and_leaves_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with service_of(StubReplicas(names="a", most=1), timeout_s=WAIT_S) as service:
+        take_ready = service._queue.take_ready
+
+        def take_and_cancel(count: int, *, most_background: int) -> list[Any]:
+            taken = take_ready(count, most_background=most_background)
+            for entry in taken:
+                entry.handle.cancel()
+            return taken
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service._queue, "take_ready", take_and_cancel)
+            assert error_of(service.submit(ask()).result()) == "cancelled"
+        assert service.submit(ask()).result().error is None
+
+
 def test_text_that_comes_after_the_end_of_a_request_is_no_first_token() -> None:
     seen: list[str] = []
 
