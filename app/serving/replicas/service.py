@@ -22,7 +22,7 @@ from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.admission_queue import Accepted
-from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, WATCH_S, QueuedService
+from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, WATCH_S, QueuedService, late
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
 from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
@@ -290,7 +290,9 @@ class ReplicatedService(QueuedService[_Entry]):
 
     async def _ask(self, entry: _Entry, *, session: str) -> Answer:
         handed_out = time.perf_counter()
-        left_s = entry.ask.timeout_s if math.isinf(entry.deadline) else max(0.001, entry.deadline - handed_out)
+        if handed_out >= entry.deadline:
+            return entry.failed(late(entry.allowed_s))
+        left_s = entry.ask.timeout_s if math.isinf(entry.deadline) else entry.deadline - handed_out
         ask = dataclasses.replace(entry.ask, timeout_s=left_s)
         groups = self._replicas.ask(ask, session=session)
         async with aclosing(cast(Any, groups)):
@@ -315,7 +317,10 @@ def _as_seen_here(answer: Answer, entry: _Entry, *, waited_ms: float) -> Answer:
         name: value + waited_ms if name in ("queue", "first_token", "total") else value
         for name, value in answer.ms.items()
     }
-    return dataclasses.replace(answer, index=entry.handle.id, ms=ms)
+    error = answer.error
+    if error is not None and error.code == "deadline":  # the replica names the time that was left
+        error = late(entry.allowed_s)
+    return dataclasses.replace(answer, index=entry.handle.id, ms=ms, error=error)
 
 
 def _stop(entry: _Entry) -> None:
