@@ -157,11 +157,12 @@ class QueuedService(ABC, Generic[E]):
         self._tell(self._observer.finished, answer, seconds)
 
     def _deliver_text(self, entry: E, piece: TextDelta) -> None:
+        if entry.is_done:
+            return
         if not entry.has_text:
             entry.has_text = True
             self._tell(self._observer.first_token, time.perf_counter() - entry.handle.submitted)
-        if not entry.is_done:
-            entry.handle.deliver(piece)
+        entry.handle.deliver(piece)
 
     def _tell(self, observe: Callable[..., None], *values: object) -> None:
         """Call the observer. Its errors are logged and do not affect answers."""

@@ -15,13 +15,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.admission_queue import Accepted
-from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, WATCH_S, QueuedService
+from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, WATCH_S, QueuedService, late
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
 from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
@@ -45,7 +46,7 @@ _FAILED = AnswerError(code="internal_error", message="The request could not be g
 class _Entry(Accepted):
     """A request inside the service over replicas."""
 
-    task: asyncio.Task[None] | None = None  # set when the request is handed out
+    task: asyncio.Task[Answer] | None = None  # set when the request is handed out
     digest: str = ""  # digest of its picture, set when the request is handed out
 
     def failed(self, error: AnswerError) -> Answer:
@@ -248,21 +249,23 @@ class ReplicatedService(QueuedService[_Entry]):
             self._handed_out.update(taken)
         for entry in taken:
             entry.task = self._loop.create_task(self._answer(entry))
+            entry.task.add_done_callback(partial(self._end, entry))
 
-    async def _answer(self, entry: _Entry) -> None:
-        """Answer one request."""
+    async def _answer(self, entry: _Entry) -> Answer:
+        """The answer to one request."""
         try:
             if entry.ask.picture is not None:
                 entry.digest = await _digest(entry.ask.picture)
-            answer = await self._try(entry)
-        except asyncio.CancelledError:
-            answer = entry.failed(CANCELLED)
+            return await self._try(entry)
         except Exception as error:
             _log.error("a request could not be given to a replica: %s", describe(error).sentence)
-            answer = entry.failed(_FAILED)
+            return entry.failed(_FAILED)
+
+    def _end(self, entry: _Entry, task: asyncio.Task[Answer]) -> None:
+        """Deliver the answer of a task, and use its place. A task that is cancelled before it begins comes here too."""
         with self._changed:
             self._handed_out.discard(entry)
-        self._finish(entry, answer)
+        self._finish(entry, entry.failed(CANCELLED) if task.cancelled() else task.result())
         self._hand_out()
 
     async def _try(self, entry: _Entry) -> Answer:
@@ -287,7 +290,9 @@ class ReplicatedService(QueuedService[_Entry]):
 
     async def _ask(self, entry: _Entry, *, session: str) -> Answer:
         handed_out = time.perf_counter()
-        left_s = entry.ask.timeout_s if math.isinf(entry.deadline) else max(0.001, entry.deadline - handed_out)
+        if handed_out >= entry.deadline:
+            return entry.failed(late(entry.allowed_s))
+        left_s = entry.ask.timeout_s if math.isinf(entry.deadline) else entry.deadline - handed_out
         ask = dataclasses.replace(entry.ask, timeout_s=left_s)
         groups = self._replicas.ask(ask, session=session)
         async with aclosing(cast(Any, groups)):
@@ -312,7 +317,10 @@ def _as_seen_here(answer: Answer, entry: _Entry, *, waited_ms: float) -> Answer:
         name: value + waited_ms if name in ("queue", "first_token", "total") else value
         for name, value in answer.ms.items()
     }
-    return dataclasses.replace(answer, index=entry.handle.id, ms=ms)
+    error = answer.error
+    if error is not None and error.code == "deadline":  # the replica names the time that was left
+        error = late(entry.allowed_s)
+    return dataclasses.replace(answer, index=entry.handle.id, ms=ms, error=error)
 
 
 def _stop(entry: _Entry) -> None:
