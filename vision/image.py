@@ -46,7 +46,7 @@ _TURN_UPRIGHT: Final = {  # by the EXIF orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAP_SIDES: Final = (5, 6, 7, 8)
+_SWAP_SIDES: Final = (5, 6, 7, 8)  # EXIF orientations that turn by a quarter
 _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
 # Modules of Pillow that register the formats of `PICTURE_FORMATS`.
 _PLUGINS: Final = ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Ppm", "Tiff", "WebP")

@@ -237,7 +237,7 @@ def write_parquet(rows: Iterable[Row], file: BinaryIO, *, runs: list[dict[str, A
     with pq.ParquetWriter(file, schema, compression="zstd") as writer:
         rest = iter(rows)
         while group := list(islice(rest, ROWS_IN_A_GROUP)):
-            writer.write_table(pa.Table.from_pylist([_cells(row) for row in group], schema=schema))
+            writer.write_table(pa.Table.from_pylist([_cells(row, names=schema.names) for row in group], schema=schema))
 
 
 def parquet_schema() -> Any:
@@ -261,11 +261,12 @@ def parquet_schema() -> Any:
     )
 
 
-def _cells(row: Row) -> dict[str, Any]:
-    """The values of a row by the names of columns, and others of the record, which have no column."""
+def _cells(row: Row, *, names: Iterable[str]) -> dict[str, Any]:
+    """The values of a row for the columns `names`."""
     error: Mapping[str, object] = row.record["error"] or {}
     of_error = {f"error_{name}": error.get(name) for name in ("code", "message")}
-    return {name: _cell(value) for name, value in {**row.record, **row.decided, **of_error}.items()}
+    values = {**row.record, **row.decided, **of_error}
+    return {name: _cell(values.get(name)) for name in names}
 
 
 def _cell(value: Any) -> Any:

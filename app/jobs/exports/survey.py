@@ -120,7 +120,8 @@ def survey(paths: Sequence[str], selection: Selection) -> Survey:
             for name in superseded_names(record):
                 superseded[picture_key(name)] = len(runs) - 1, runs[-1]
             failed.append(record["error"] is not None)
-            meant.append(selection.prompt in (None, record["prompt"]))
+            takes_prompt = selection.prompt is None or selection.prompt == record["prompt"]
+            meant.append(takes_prompt)
             unfamiliar.append(selection.skip_unfamiliar and record.get("unfamiliar") is True)
             if len(found.prompts) < MAX_REMEMBERED:
                 found.prompts.setdefault(record["prompt"])

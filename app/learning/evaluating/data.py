@@ -68,7 +68,7 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     columns = Columns(
         choices=settings.choices,
         question=settings.question,
-        pictures=settings.picture_folder,
+        picture_folder=settings.picture_folder,
         fields=settings.sample_fields,
     )
     found = read_examples(*settings.data, columns=columns)

@@ -51,7 +51,7 @@ def known_examples(path: str, *, columns: Columns) -> Examples | None:
     examples = Examples()
     for known, file, match in matches:
         near = os.path.dirname(file)
-        folders = (near, os.path.join(near, os.pardir)) if columns.pictures is None else (columns.pictures,)
+        folders = (near, os.path.join(near, os.pardir)) if columns.picture_folder is None else (columns.picture_folder,)
         rows = known.rows(str(file), match, folders)
         examples.extend(_examples(rows, columns=columns))
     return examples

@@ -75,13 +75,13 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
         if item.source != folder:
             found.left_out.add("pictures beside the folders of splits", item.label)
     for place, split in places:
+        own = columns.of_split(split)
         for name in sub_folders(place):
             inside = os.path.join(place, name)
             items = list(folders.folder_inputs(inside, recursive=True))
             if items[0].source == inside:
                 found.refuse(inside, "the folder of this class has no pictures")
                 continue
-            own = columns.of_split(split)
             for item in items:
                 if not add_row(found, {"label": name}, columns=own, place=item.label, item=item, told_at=inside):
                     break
@@ -117,6 +117,7 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
         if _REPEATS.match(os.path.basename(place)):
             found.left_out.add("repeats in names of folders", place)
         split = next((split for path, split in split_of.items() if place == path or place.startswith(f"{path}/")), "")
+        own = columns.of_split(split)
         for picture, texts in groups:
             paths = [os.path.join(place, name) for name in texts]
             if not picture:
@@ -139,8 +140,7 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
             if isinstance(values, ValueError):
                 found.refuse(path, str(values))
                 continue
-            own, kind = columns.of_split(split), "texts without an answer"
-            add_row(found, values, columns=own, place=path, item=item, unanswered=kind)
+            add_row(found, values, columns=own, place=path, item=item, unanswered="texts without an answer")
     if not has_texts:
         return None
     for path in unpaired:  # only now: a folder of classes may have any texts, also unreadable ones
@@ -213,8 +213,8 @@ def archive_examples(path: str, *, columns: Columns) -> Examples:
             found.refuse(item.label, item.error.message)
             continue
         values = {name: value.splitlines() if name in _CAPTIONS else value for name, value in item.columns.items()}
-        item, kind = replace(item, columns={}), "pictures without text"
-        add_row(found, values, columns=columns, place=item.label, item=item, unanswered=kind)
+        item = replace(item, columns={})
+        add_row(found, values, columns=columns, place=item.label, item=item, unanswered="pictures without text")
     if not found.examples and None not in pictures and any("." in name for name in seen):
         raise InputsError(
             f"Wanted samples of a picture and a text of the same name in `{shown_name(path)}`, got samples with the "

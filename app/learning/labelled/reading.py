@@ -98,15 +98,14 @@ def _named(path: str, *, columns: Columns, split: str = "") -> Examples:
     known = known_examples(path, columns=columns)
     if known is not None:
         return known
-    columns = columns.of_split(split)
     if os.path.isdir(path):
         return _folder(path, columns=columns)
     if not os.path.exists(path):
         raise InputsError(f"Wanted labelled data, but `{shown_name(path)}` does not exist.", hint="check the path")
     if is_archive_name(path):
-        return archive_examples(path, columns=columns)
+        return archive_examples(path, columns=columns.of_split(split))
     if _is_table(path):
-        return table_examples(path, columns=columns)
+        return table_examples(path, columns=columns.of_split(split))
     if path.lower().endswith((".yaml", ".yml")):
         return _listed(path, columns=columns)
     raise InputsError(f"Wanted {_FORMS}, got the file `{shown_name(path)}`.", hint="docs/labelled-data.md shows them")

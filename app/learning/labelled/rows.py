@@ -59,12 +59,12 @@ class Columns:
     choices: tuple[str, ...] | None = None  # the choices for all rows; None: each row's own choices
     question: str | None = None  # the question for rows without one; used only to find rows that ask the same
     split: str = ""  # the split of rows without one
-    pictures: str | None = None  # the folder of the pictures that tables and known sets name; None: the usual places
+    picture_folder: str | None = None  # of the pictures that tables and known sets name; None: the usual places
     fields: tuple[str, ...] | None = None  # of archives: the field of the picture, and that of the text
 
     def of_split(self, split: str) -> "Columns":
         """The same for the rows of a file or folder that is this split; "" if it is none."""
-        return replace(self, split=split or self.split)
+        return replace(self, split=split)
 
 
 class _NoAnswerError(ValueError):

@@ -19,13 +19,14 @@ _WHAT = "table of labelled pictures"
 def table_examples(path: str, *, columns: Columns) -> Examples:
     """The examples of a table, without duplicates.
 
-    Paths of pictures are relative to `columns.pictures`, by default to the folder of the table; missing pictures are
-    not reported. A picture may be in an archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the same
-    question about the same picture, are problems with their line.
+    Paths of pictures are relative to `columns.picture_folder`, by default to the folder of the table; missing pictures
+    are not reported. A picture may be in an archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the
+    same question about the same picture, are problems with their line.
 
     Raises InputsError if the file is unusable as a whole, and OSError.
     """
-    found, root = Examples(), os.path.dirname(path) if columns.pictures is None else columns.pictures
+    found = Examples()
+    root = os.path.dirname(path) if columns.picture_folder is None else columns.picture_folder
     for row in read_rows(path, what=_WHAT, wanted=WANTED, known=KNOWN):
         place = f"{path}, line {row.line}"
         if row.problem:

@@ -118,7 +118,7 @@ def read_data(job: TrainJob) -> Examples:
     Problems of single examples are in the result. Raises InputsError if the data are unusable as a whole, UsageError if
     examples need a question, and OSError.
     """
-    columns = Columns(question=job.question, pictures=job.pictures, fields=job.sample_fields)
+    columns = Columns(question=job.question, picture_folder=job.pictures, fields=job.sample_fields)
     found = read_examples(*job.data, columns=columns)
     found.examples[:] = [_with_question(example, given=job.question) for example in found.examples]
     without = [one for one in found.examples if one.task == "answer" and one.question.instruction is None]

@@ -23,7 +23,6 @@ KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOI
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _LONGEST_PATH = 4096
 _PICTURE_MARK = "<image>"  # in the questions of LLaVA; it is no part of a prompt here
 # What a question is about. Elsewhere in a text, the names of these elements of HTML are words.
@@ -143,15 +142,16 @@ def as_template(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def as_columns(values: Mapping[str, object], *, without: Collection[str | None] = ()) -> dict[str, str]:
+def as_columns(values: Mapping[str, object], *, without: Collection[str] = ()) -> dict[str, str]:
     """The scalar values as text, but those of the columns `without`; null becomes the empty string."""
     kept = ((name, value) for name, value in values.items() if name not in without)
     return {name: as_text(value) for name, value in kept if not isinstance(value, list | dict | bytes)}
 
 
-def question_columns(values: Mapping[str, object]) -> set[str | None]:
-    """Names of the columns that `question_fields` reads; None if there is no prompt."""
-    return {INPUT_COLUMN, CHOICES_COLUMN, first_column(values, of=PROMPT_COLUMNS)}
+def question_columns(values: Mapping[str, object]) -> set[str]:
+    """Names of the columns that `question_fields` reads."""
+    prompt = first_column(values, of=PROMPT_COLUMNS)
+    return {INPUT_COLUMN, CHOICES_COLUMN, *([] if prompt is None else [prompt])}
 
 
 def question_fields(values: Mapping[str, object], *, of: tuple[str, ...] = PROMPT_COLUMNS) -> QuestionFields | None:
@@ -206,7 +206,11 @@ def _choices(value: object) -> tuple[str, ...] | None:
 
 def is_encodable(text: str) -> bool:
     """Whether a text has no lone surrogates."""
-    return _SURROGATE.search(text) is None
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def row_picture(values: Mapping[str, object], *, root: str, place: str) -> PictureInput | None:

@@ -130,7 +130,8 @@ def list_inputs(path: str, *, expand: Callable[[str], Iterator[PictureInput]]) -
     A list without names gives one item with an error. Raises `InputsError` if the list cannot be opened, and OSError if
     reading fails later.
     """
-    has_any, list_name = False, "stdin" if path == STDIN else path
+    has_any = False
+    list_name = "stdin" if path == STDIN else path
     with opened_lines(path, what="list") as file:
         begun = read_beginning(file, path=path, what="list")
         separator = b"\0" if b"\0" in begun else line_end(begun)

@@ -246,8 +246,8 @@ def test_sidecars_hold_the_last_answer_or_what_was_decided(answers: Answers) -> 
     assert answers.export("sidecars", "texts") == ExitCode.OK
     assert [path.read_text() for path in (answers.folder / "texts").iterdir()] == ["a moon\n"]
     answers.write([asked("a.png", 0.6)])
-    assert answers.export("sidecars", "decided", abstain=(0.2, 0.8)) == ExitCode.OK
-    assert (answers.folder / "decided" / "a.txt").read_text() == "undecided\n"
+    assert answers.export("sidecars", "decided", abstain=(0.2, 0.8), suffix=".caption") == ExitCode.OK
+    assert (answers.folder / "decided" / "a.caption").read_text() == "undecided\n"
 
 
 def test_beside_a_picture_in_no_folder_of_the_job_nothing_is_written_until_it_is_named(
@@ -331,7 +331,8 @@ def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answ
 def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     import pyarrow.parquet as pq
 
-    odd = record("inv\udcff.png", text="half \ud800", ms={"total": float("nan")}, unfamiliar=True)
+    choice = {"all": 0.7, "half \ud800": 0.3}
+    odd = record("inv\udcff.png", text="half \ud800", ms={"total": float("nan")}, unfamiliar=True, choice=choice)
     answers.write([record(), asked("b.png", 0.8), failed("c.png"), odd])
     manifest = RunManifest(run="run-1", spec={}, model_digest="abc", versions={})
     write_manifest(answers.path, manifest=manifest)
@@ -339,9 +340,9 @@ def test_parquet_holds_every_record_with_the_runs(answers: Answers) -> None:
     assert answers.export("parquet", "out.parquet", abstain=(0.1, 0.9)) == ExitCode.OK
     caption, yes, failure, half = pq.read_table(answers.folder / "out.parquet").to_pylist()
     assert (caption["text"], caption["choice"], caption["decision"]) == ("a star", None, None)
-    assert (yes["choice"], yes["decision"]) == ([("Yes", 0.8), ("No", 0.2)], "undecided")
+    assert (yes["choice"], yes["decision"], yes["probability"]) == ([("Yes", 0.8), ("No", 0.2)], "undecided", 0.8)
     assert (failure["error_code"], failure["error_message"]) == ("truncated", "It is cut off.")
-    assert half["picture"] == "inv\\udcff.png"
+    assert (half["picture"], half["choice"]) == ("inv\\udcff.png", [("all", 0.7), ("half \\ud800", 0.3)])
     assert (half["text"], half["ms"]) == ("half \\ud800", [("total", None)])
     assert (caption["unfamiliar"], half["unfamiliar"]) == (None, True)
     metadata = pq.read_schema(answers.folder / "out.parquet").metadata

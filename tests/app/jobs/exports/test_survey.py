@@ -81,11 +81,13 @@ def test_a_picture_with_two_prompts_is_noticed_unless_one_is_chosen(tmp_path: Pa
     assert (list(chosen.prompts), list(chosen.runs)) == (["p", "q"], ["two"])
 
 
-def test_where_only_answers_are_wanted_failures_are_counted_and_left_out(tmp_path: Path) -> None:
-    found = surveyed(tmp_path, [record(), record("b.png", failed=True)], Selection(only_answers=True))
+def test_failures_and_unfamiliar_pictures_are_counted_and_left_out_if_so_chosen(tmp_path: Path) -> None:
+    failed, strange = record("b.png", failed=True, run="two"), record("c.png", unfamiliar=True, run="three")
+    chosen = Selection(only_answers=True, skip_unfamiliar=True)
+    found = surveyed(tmp_path, [record(run="one"), failed, strange], chosen)
 
     assert [one["picture"] for one in found.records()] == ["a.png"]
-    assert (found.num_taken, found.num_failed) == (1, 1)
+    assert (found.num_taken, found.num_failed, found.num_unfamiliar, list(found.runs)) == (1, 1, 1, ["one"])
 
 
 def test_shards_are_read_as_one_file(tmp_path: Path) -> None:

@@ -173,6 +173,16 @@ def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_spl
     assert of_split == {"test": {}, "train": {"examples": "What is it?"}, "all": {"examples": "What is it?"}}
 
 
+def test_pictures_of_a_table_may_be_in_another_folder(tmp_path: Path) -> None:
+    shutil.copy(STAR, tmp_path / "star.jpg")
+    asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes"}
+    table = write_lines(tmp_path / "tables" / "data.jsonl", asked)
+    settings = DataSettings(data=(str(table),), picture_folder=str(tmp_path))
+    (found,) = read_data(settings, stored=StoredQuestions).examples
+
+    assert found.item.source == str(tmp_path / "star.jpg")
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("classes")
 def test_the_question_that_a_model_stores_is_asked_where_there_is_no_other(

@@ -40,7 +40,7 @@ def test_pictures_may_lie_elsewhere(tmp_path: Path) -> None:
     pope(tmp_path / "set", pictures="../elsewhere")
 
     assert len(reasons(read(tmp_path / "set"), folder=tmp_path)) == 1  # the missing picture, once
-    assert not read(tmp_path / "set", pictures=str(tmp_path / "elsewhere")).problems
+    assert not read(tmp_path / "set", picture_folder=str(tmp_path / "elsewhere")).problems
 
 
 def test_a_file_of_a_set_is_data_too_and_its_name_gives_the_part(tmp_path: Path) -> None:

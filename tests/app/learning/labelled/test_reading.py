@@ -38,6 +38,10 @@ def test_folders_are_classes(tmp_path: Path) -> None:
             [("cat", "train"), ("dog", "train"), ("cat", "validation"), ("dog", "validation")],
         ),
         (["train/a.png", "train/b.png", "car/c.png"], [("car", ""), ("train", ""), ("train", "")]),  # classes
+        (
+            ["train/deep/a.png", "train/deep/a.txt", "val/b.png", "val/b.txt"],  # a text is its own name
+            [("train/deep/a.txt", "train"), ("val/b.txt", "validation")],
+        ),
     ],
 )
 def test_folders_are_splits_if_all_are_named_so(names: list[str], expected: list[Any], tmp_path: Path) -> None:
@@ -178,6 +182,12 @@ def test_archives_in_a_folder_of_a_split_are_this_split(tmp_path: Path) -> None:
     ]
 
 
+def test_folders_that_are_called_as_archives_are_no_splits(tmp_path: Path) -> None:
+    fill(tmp_path, *(f"{split}.tar/{name}/1.png" for split in ("train", "test") for name in ("cat", "dog")))
+    found = read_examples(*(str(tmp_path / f"{split}.tar") for split in ("train", "test")))
+    assert [(one.answers[0], one.split) for one in found.examples] == [("cat", ""), ("dog", "")] * 2
+
+
 @pytest.mark.parametrize("by", ["folder", "pattern"])
 def test_classes_of_archives_are_those_of_all_of_them(tmp_path: Path, by: str) -> None:
     for name in ("cat", "dog"):
@@ -223,7 +233,7 @@ def test_missing_and_empty_pictures_are_told_by_name(tmp_path: Path) -> None:
     assert len(found.examples) == 2
     table = write_lines(tmp_path / "tables" / "metadata.jsonl", rows[0])
     for path in (table, table.parent):
-        elsewhere = read_examples(str(path), columns=Columns(pictures=str(tmp_path)))
+        elsewhere = read_examples(str(path), columns=Columns(picture_folder=str(tmp_path)))
         assert [one.item.source for one in elsewhere.examples] == [str(tmp_path / "a.png")]
     missing, empty = reasons(found, folder=tmp_path)
     assert missing == "data.jsonl, line 3: its picture b.png does not exist"

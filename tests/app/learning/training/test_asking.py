@@ -149,6 +149,14 @@ def test_open_answers_need_a_question(tmp_path: Path) -> None:
     assert "--question" in refused.value.hint
 
 
+def test_pictures_of_a_table_may_be_in_another_folder(tmp_path: Path) -> None:
+    draw_pets(tmp_path / "pets", each=1)
+    (tmp_path / "table").mkdir()
+    row = {"image": "ring/0.png", "caption": "a ring"}
+    (found,) = read_data(job_of(tmp_path / "table", row, pictures=str(tmp_path / "pets"))).examples
+    assert found.item.source == str(tmp_path / "pets/ring/0.png")
+
+
 def test_values_out_of_range_are_refused() -> None:
     for values, words in (
         ({"out": "a.bin"}, "out must be the name of a .pth file"),

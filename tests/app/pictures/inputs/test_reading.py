@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inpu
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from tests.app.pictures.inputs.files import error_codes, fill, tar_bytes
 
-FOUND_IN = ("folder", "folder", "some.tar", "some.tar")  # roots of the pictures of a folder and an archive
+ROOTS = ("folder", "folder", "some.tar", "some.tar")  # of the pictures of a folder and an archive
 
 
 @pytest.fixture
@@ -47,10 +48,17 @@ def test_everything_that_is_named_gives_items_in_the_order_of_naming(everything:
         *("listed.png", "folder/2.png", "folder/10.png", "some.tar/t.png", "some.tar", "one.data", "m.jsonl:2"),
     ]
     roots = [item.root and os.path.relpath(item.root, tmp_path) for item in items]
-    assert roots == [*FOUND_IN, None, ".", None, None, *FOUND_IN, ".", "."]
+    assert roots == [*ROOTS, None, ".", None, None, *ROOTS, ".", "."]
     codes = error_codes(items)
     assert [codes[index] for index in (3, 6, 11, 13)] == ["archive", "missing", "archive", "manifest"]
     assert codes.count(None) == 10
+
+
+def test_folders_that_a_list_names_are_searched_like_those_of_the_command(
+    everything: InputSpec, tmp_path: Path
+) -> None:
+    labels = [item.label for item in read_inputs(replace(everything, recursive=True))]
+    assert labels.count(f"{tmp_path}/folder/sub/3.png") == 2  # named by the command, and in the list
 
 
 def test_reading_twice_gives_the_same_and_counting_counts_it(everything: InputSpec) -> None:
