@@ -1,12 +1,16 @@
 """Settings of other systems: each key is taken, ignored or refused, with its line. No key is dropped silently."""
 
 import re
+import tomllib
+from collections import Counter, defaultdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from llama_adapter.app.compat import importers
 from llama_adapter.app.compat.foreign import import_file, import_line
 from llama_adapter.app.compat.imported import Imported
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES
@@ -18,6 +22,7 @@ from llama_adapter.runtime.settings.shown import format_settings
 from tests.llm.toys import CONFIG
 
 SETTINGS = Path(__file__).with_name("settings")  # files of the guides; MODEL stands for the model
+KEYS = tomllib.loads(Path(importers.__file__).with_name("foreign_keys.toml").read_text(encoding="utf-8"))
 
 
 def rows(name: str) -> Any:
@@ -39,6 +44,21 @@ def line(words: str | list[str]) -> Imported:
     found = import_line(words.split() if isinstance(words, str) else words)
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("system", KEYS)
+def test_each_key_has_one_rule_and_no_name_in_the_tables_is_misspelt(system: str) -> None:
+    tables = defaultdict(dict, KEYS[system])
+    with_notes = [*tables["taken"], *(key for keys in tables["numbers"].values() for key in keys)]
+    keys = [*with_notes, *tables["values"], *chain(*tables["devices"].items())]
+    keys += [key for name in ("rules", "ignored", "refused") for lists in tables[name].values() for key in lists]
+    conditions = {name for row in tables["ignored_if"].values() for name in row["if"]}
+
+    read = {"rules", "devices", "numbers", "taken", "notes", "values", "families", "ignored", "refused", "ignored_if"}
+    assert tables.keys() - read == set()
+    assert [key for key, count in Counter(keys).items() if count > 1] == []
+    assert tables["notes"].keys() - {*with_notes} == set()
+    assert conditions - importers._CONDITIONS.keys() - {*keys} == set()
 
 
 @pytest.mark.parametrize("name", ["gpt.yaml", "predict.yaml", "predict.sh"])
@@ -341,7 +361,10 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     assert lite.settings["prompt"] == {"prompt_file": ["-"], "raw": True}
     assert lite.settings["generation"] == {"max_length": 60, "temperature": 0.0, "max_new_tokens": 60}
 
-    guide = line(f"python run_infer_main.py --device_id 0 --model_name bloom {given} --is_sample_acceleration True")
+    guide = line(f"python run_infer_main.py --device_id 1 --model_name bloom {given} --is_sample_acceleration True")
+    assert guide.refused == ()
+    assert guide.settings["computation"]["device"] == "npu:1"
+    assert "model_name ignored: the model's folder says so" in guide.format_report()
     assert guide.settings["generation"] == {"temperature": 0.0, "max_length": 1024, "max_new_tokens": 1024}
 
     rest = "--model_name llama2_7b --predict_data hi --do_sample True --top_k 3 --seq_length 512 --max_length 60"
@@ -388,6 +411,8 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
         (tmp_path / "predict.sh").write_text(text)
         with pytest.raises(UsageError, match=told):
             import_line(["bash", "predict.sh"])
+    with pytest.raises(UsageError, match=r"`run_mindformers\.py` has no options"):
+        import_line(["python", "run_mindformers.py"])
     assert import_line(["demo.py", "predict.sh"]) is None
     assert import_line(["demo.py", "a.py b", "--x", "1", "2"]) is None
     assert import_line(["demo.py", "what don't a.py\u00a0and b.py do?"]) is None

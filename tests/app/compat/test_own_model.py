@@ -114,6 +114,7 @@ def test_the_runner_drives_a_class_until_end_token_or_length(model: Any, seen: A
     assert made.model_generate(["a", "abcdef", "abcdefgh"]) == ["bcde", "gh", "gh"]  # the last prompt lost two letters
     assert made.model.seen == seen
     assert made.model_generate("ag") == ["h"]
+    assert made.model.seen[len(seen)][0] == (1, 6)  # the shorter prompt is padded to input_max_len
     assert len(made.model.seen) == len(seen) + 2
     assert len(made.inference_times) == 2
 
