@@ -62,8 +62,8 @@ def read_inputs(spec: InputSpec, *, addresses: bool = False, left_out: LeftOut |
 
     A name without pictures gives one item with an `error`, or one whose reading gives an error. Lines of lists may name
     folders and archives; wildcards are not expanded there. With `spec.shard` (i, n), the first 8 bytes of the SHA-256
-    of an item's label (path normalised, UTF-8 with surrogates), read as a big-endian number, are taken modulo n;
-    the item belongs to the shard if the result is i.
+    of an item's label (path normalised unless it is an address; UTF-8 with the handler `surrogatepass`), read as a
+    big-endian number, are taken modulo n; the item belongs to the shard if the result is i.
 
     Every call reads all inputs again; stdin and pipes can be read only once. Raises the errors of `check_inputs`, and
     OSError if reading a list or manifest fails later.
