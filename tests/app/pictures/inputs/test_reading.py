@@ -1,6 +1,7 @@
 """From an input spec to its pictures: order, shards and counting."""
 
 import hashlib
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,27 @@ def test_shards_have_every_item_once_and_errors_too(everything: InputSpec, tmp_p
     for index, shard in enumerate(shards):
         for item in shard:
             assert int(hashlib.sha256(item.label.encode(errors="surrogatepass")).hexdigest()[:16], 16) % 3 == index
+
+
+@pytest.mark.parametrize(
+    ("label", "shard"),  # the first 8 bytes of the SHA-256, modulo 1000
+    [
+        ("./folder/../pictures/a.png", 784),  # pictures/a.png
+        ("9.41\u202fAM.png", 336),
+        ("a\nb.png", 53),
+        ("inv\udcff.png", 364),  # stands for a byte that is not UTF-8
+        ("half \ud83d.png", 193),  # stands for nothing
+        ("s3://bucket/./a.png", 855),
+    ],
+)
+def test_a_picture_stays_in_the_shard_of_its_label(
+    label: str, shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.jsonl").write_text(json.dumps({"image": label}))
+    (item,) = read_inputs(InputSpec(manifests=("m.jsonl",), shard=(shard, 1000)))
+
+    assert item.label == label
 
 
 @pytest.mark.parametrize("shard", [(3, 3), (-1, 3), (0, 0), (1, -1)])
