@@ -1,4 +1,4 @@
-"""Pictures with names that Python calls unprintable: from folders to exports and back, and in records that exist."""
+"""Names that Python calls unprintable: from folders to exports and back, and in records of an earlier run."""
 
 import csv
 import io
@@ -81,9 +81,10 @@ def test_prompts_are_asked_with_the_true_name(run: Run, folder: Path) -> None:
     assert asked[RAW] == r"What is inv\xff\xfe\x80?"  # a prompt is text, and the model reads UTF-8
 
 
-def test_answers_that_exist_are_found_by_their_names(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The digest of a checkpoint also includes the times of its files. A key that records do not have does no harm."""
-    digest = "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"  # of the golden files at that time
+def test_records_of_an_earlier_run_are_still_found(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first begins with another key. The third has `exact_name`, which earlier versions wrote: it is ignored."""
+    # Of the golden files when the records were written: a digest of a checkpoint includes the times of its files.
+    digest = "04574909292f3cccbc0886d1744e420080729f23b94cfc90bcba41d975b6502f"
     monkeypatch.setattr("llama_adapter.app.models.checkpoints.digest_of", lambda *_: digest)
     shutil.copy(Path(__file__).with_name("old_records.jsonl"), "old.jsonl")
     before = Path("old.jsonl").read_bytes()

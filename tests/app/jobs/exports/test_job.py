@@ -315,6 +315,16 @@ def test_metadata_names_pictures_from_its_own_folder_and_counts_its_lines(
     assert [line["unfamiliar"] for line in lines] == [True, None]
 
 
+def test_metadata_has_no_line_for_a_name_that_reads_like_an_escape_of_a_picture(answers: Answers) -> None:
+    literal, real = (str(answers.folder / name) for name in (r"9.41\u202fAM.png", "9.41\u202fAM.png"))
+    Path(real).touch()
+    answers.write([record(real), record(literal, text="a moon")])
+
+    assert answers.export("metadata", "") == ExitCode.FAILED
+    (line,) = (answers.folder / "metadata.jsonl").read_text().splitlines()
+    assert json.loads(line)["text"] == "a star"
+
+
 def test_metadata_refuses_pictures_outside_of_its_folder_and_writes_nothing(answers: Answers) -> None:
     (answers.folder / "pics").mkdir()
     answers.write([record(str(answers.folder / "a.png"))])

@@ -90,6 +90,13 @@ def test_failures_and_unfamiliar_pictures_are_counted_and_left_out_if_so_chosen(
     assert (found.num_taken, found.num_failed, found.num_unfamiliar, list(found.runs)) == (1, 1, 1, ["one"])
 
 
+def test_a_name_with_a_backslash_is_not_that_of_the_picture_with_the_character(tmp_path: Path) -> None:
+    literal, real = (str(tmp_path / name) for name in (r"9.41\u202fAM.png", "9.41\u202fAM.png"))
+    Path(real).touch()
+
+    assert surveyed(tmp_path, [record(literal), record(real)]).num_pictures == 2
+
+
 def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()

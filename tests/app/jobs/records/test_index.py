@@ -46,6 +46,7 @@ RAW = os.fsdecode(b"a\xff.png")
         ("lone \udc80 surrogate.png", [], [("lone \udc80 surrogate.png", "answered")]),
         ("\ud800/null \0.png", ["new.png"], [("new.png", "answered")]),  # no file can have this name
         (r"inv\xff.png", [], [(r"inv\xff.png", "answered")]),
+        (r"shard.tar/a\xff.png", ["shard.tar"], [(f"shard.tar/{RAW}", None), (r"shard.tar/a\xff.png", "answered")]),
     ],
 )
 def test_a_record_is_claimed_by_its_picture(
@@ -108,19 +109,31 @@ def test_a_failure_of_a_later_run_outdates_an_answer_until_it_is_answered_again(
 
 
 @pytest.mark.parametrize("how", ["moved_from", "supersedes"])
-def test_what_a_record_replaces_is_found_by_its_name(how: str, tmp_path: Path) -> None:
-    name, other = str(tmp_path / r"9.41\u202fAM.png"), str(tmp_path / "b.png")
-    for path in (name, other):
+def test_what_a_record_replaces_is_found_by_its_exact_name(how: str, tmp_path: Path) -> None:
+    literal, real, other = (str(tmp_path / name) for name in (r"9.41\u202fAM.png", "9.41\u202fAM.png", "b.png"))
+    for path in (real, other):  # of the literal name, which reads like an escape of the real one, there is no file
         Path(path).touch()
     replacing = recorded(picture=other, run="run-2")
-    replacing |= {"moved_from": name} if how == "moved_from" else {"supersedes": [name]}
+    replacing |= {"moved_from": literal} if how == "moved_from" else {"supersedes": [literal]}
 
-    index = index_of(tmp_path, failed(picture=name, id=ID), replacing)
+    index = index_of(tmp_path, *(failed(picture=name, id=ID) for name in (real, literal)), replacing)
 
-    assert not index.has_failed(name)
-    assert state(index, ID, name, path=name) is None
+    assert [index.has_failed(name) for name in (literal, real)] == [False, True]
+    assert state(index, ID, literal) is None
+    assert [state(index, ID, real, path=real) for _ in range(2)] == ["failed", None]
     found = survey([str(tmp_path / "answers.jsonl")], Selection())
-    assert [record["picture"] for record in found.records()] == [other]
+    assert [record["picture"] for record in found.records()] == [real, other]
+
+
+def test_a_name_like_an_escape_is_another_name_and_its_record_moves_like_any_other(tmp_path: Path) -> None:
+    literal, real, copy = (str(tmp_path / name) for name in (r"9.41\u202fAM.png", "9.41\u202fAM.png", "b.png"))
+    record = recorded(picture=literal)
+    for name in (real, copy):
+        Path(name).touch()
+    for name in (real, copy):
+        index = index_of(tmp_path, record)
+        assert index.look_up(ID, name) == "elsewhere"
+        assert index.claim(ID, name, path=name) == Claim("answered", record)
 
 
 def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
