@@ -8,7 +8,7 @@ from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.exported.program import DecoderProgram, read_past
 from llama_adapter.llm.exported.step import decode_step, prefill_step
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan, with_pictures
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan, to_compute
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.host import HostRunner, Prediction, scores_of
 from llama_adapter.llm.runners.score_layout import lay_out_rows
@@ -55,7 +55,7 @@ class ExportedRunner(HostRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         before, known = self._beginnings.before(plan, self.program.slots.past)
         most_tokens = self.config.context - known  # compiled graphs do not accept longer rows
-        asked = zip(plan.continuations, with_pictures(plan, [known] * len(plan.rows)), strict=True)
+        asked = zip(plan.continuations, to_compute(plan.prompts, plan.pictures, [known] * len(plan.rows)), strict=True)
         questions = [lay_out_rows(prompt, choices, own, most_tokens=most_tokens) for choices, (prompt, own) in asked]
         # The first row of each question, then the others in parts: all rows at once may need a far larger cache than
         # the slots.

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.runners.base import Pictures
+from llama_adapter.llm.runners.base import Pictures, to_compute
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.host import as_array
 from llama_adapter.llm.runners.score_layout import ScoreLayout, layout_mask, layout_positions
@@ -103,14 +103,13 @@ def prefill_step(
     Padding follows a prompt and repeats its last token, so that no value is NaN. `capacity` is P. The first `known`
     tokens of each prompt are in its slot already, and are left out; only a program that `keeps_prompts` takes any.
     """
-    known_R = np.array(known or [0] * len(prompts), np.int32)
-    rest = [prompt[count:] for prompt, count in zip(prompts, known_R.tolist(), strict=True)]
+    known = known or [0] * len(prompts)
+    rest, own = zip(*to_compute(prompts, pictures, known), strict=True)
     width = max(map(len, rest))
     ids_RS = np.array(padded(rest, width), np.int32)
     # Padding behind a known beginning stays within the places that the longest prompt has.
     last = start + max(map(len, prompts)) - 1
-    places_RS = np.minimum(start + known_R[:, None] + np.arange(width, dtype=np.int32), last).astype(np.int32)
-    own = [() if count else shown for shown, count in zip(pictures, known_R.tolist(), strict=False)]
+    places_RS = np.minimum(start + np.array(known)[:, None] + np.arange(width), last).astype(np.int32)
     return Step(
         ids_RS=ids_RS,
         positions_RS=places_RS,

@@ -101,14 +101,15 @@ class MixedPlan:
 Plan = ScorePlan | PrefillPlan | DecodePlan | MixedPlan
 
 
-def with_pictures(plan: ScorePlan | PrefillPlan, known: Sequence[int]) -> list[tuple[TokenIds, Pictures]]:
-    """What is to be computed of each prompt of a plan: the tokens after the first `known` ones, and their pictures.
+def to_compute(
+    prompts: Sequence[Sequence[int]], pictures: Sequence[Pictures], known: Sequence[int]
+) -> list[tuple[Sequence[int], Pictures]]:
+    """What is to be computed of each prompt: the tokens after the first `known` ones, and their pictures.
 
-    All pictures of a prompt are among its known tokens, if it has any; see `KeptPrompts`.
+    If a prompt has known tokens, all its pictures are among them; see `KeptPrompts`. `pictures` may be empty.
     """
-    pictures = plan.pictures or [()] * len(plan.prompts)
-    prompts = zip(plan.prompts, pictures, known, strict=True)
-    return [(prompt[count:], () if count else own) for prompt, own, count in prompts]
+    each = zip(prompts, pictures or [()] * len(prompts), known, strict=True)
+    return [(prompt[count:], () if count else own) for prompt, own, count in each]
 
 
 class Scores(NamedTuple):

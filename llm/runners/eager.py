@@ -27,7 +27,7 @@ from llama_adapter.llm.runners.base import (
     ScorePlan,
     Scores,
     WarmUp,
-    with_pictures,
+    to_compute,
 )
 from llama_adapter.llm.runners.beginnings import Beginnings
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum_scores
@@ -208,7 +208,7 @@ class EagerRunner:
         prompts, first_slot, num_prompts = plan.prompts, plan.first_slot, len(plan.prompts)
         num_rows = self._shapes.rows(num_prompts, limit=self.config.num_slots - first_slot)
         length = self._shapes.prompt(max(map(len, prompts)), limit=self.config.context)
-        distinct, own = zip(*_one_for_all(with_pictures(plan, [0] * num_prompts)), strict=True)
+        distinct, own = zip(*_one_for_all(to_compute(prompts, plan.pictures, [0] * num_prompts)), strict=True)
         tokens = self._embedded(self._padded(distinct, num_rows=num_rows, width=length), own)
         num_tokens = num_rows * length
         key = "prefill", *tokens.shape, num_rows, length
@@ -222,7 +222,7 @@ class EagerRunner:
         """As `_prefill_whole`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
         prompts, first_slot, start = plan.prompts, plan.first_slot, self._start
         num_rows = self._shapes.rows(len(prompts), limit=self.config.num_slots - first_slot)
-        rest, own = zip(*with_pictures(plan, known), strict=True)
+        rest, own = zip(*to_compute(prompts, plan.pictures, known), strict=True)
         width = self._shapes.prompt(max(map(len, rest)), limit=self.config.context)
         length = self._length(max(map(len, prompts)))
         tokens_RS = self._padded(rest, num_rows=num_rows, width=width)
@@ -320,7 +320,7 @@ class EagerRunner:
         num_prompts = len(plan.rows)
         past, known = self._beginnings.before(plan, self._cache.past)
         start = self._start + known
-        asked = zip(plan.continuations, with_pictures(plan, [known] * num_prompts), strict=True)
+        asked = zip(plan.continuations, to_compute(plan.prompts, plan.pictures, [known] * num_prompts), strict=True)
         questions = _one_for_all([(prompt, choices, own) for choices, (prompt, own) in asked])
         distinct = [lay_out(*question) for question in questions]
         layouts = distinct * (num_prompts // len(distinct))

@@ -26,7 +26,7 @@ from llama_adapter.llm.runners.base import (
     PrefillPlan,
     Result,
     ScorePlan,
-    with_pictures,
+    to_compute,
 )
 from llama_adapter.llm.runners.draw import NO_TOKEN
 from llama_adapter.llm.runners.host import HostRunner, Prediction, as_array, scores_of
@@ -140,7 +140,7 @@ class KernelRunner(HostRunner):
                 whole[:, slot] = stored(part[:, 0], self._kept_dtype)
         # A prompt is laid out with one continuation of one token, so that the logits that predict this token are
         # computed.
-        rest = zip(with_pictures(plan, known), known, strict=True)
+        rest = zip(to_compute(prompts, plan.pictures, known), known, strict=True)
         rows = [
             (slot, self._start + count, lay_out(prompt, [(NO_TOKEN,)], pictures))
             for slot, ((prompt, pictures), count) in enumerate(rest, start=first_slot)
@@ -178,7 +178,7 @@ class KernelRunner(HostRunner):
     def score(self, plan: ScorePlan) -> list[list[float]]:
         past, known = self._beginnings.before(plan, self._cache.past)
         start, sizes = self._start + known, self.config.decoder
-        asked = zip(plan.continuations, with_pictures(plan, [known] * len(plan.rows)), strict=True)
+        asked = zip(plan.continuations, to_compute(plan.prompts, plan.pictures, [known] * len(plan.rows)), strict=True)
         layouts = [lay_out(prompt, choices, own) for choices, (prompt, own) in asked]
         widest = max(len(layout.token_ids) for layout in layouts)
         # Keys and values of one layer are enough without a past, and if none are kept: no layer reads those of another.

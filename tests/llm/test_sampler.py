@@ -31,7 +31,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "cases.json").read_text())["sampling"]
 
 
-def sample(logits: torch.Tensor, draws: abc.Sequence[Draw | None]) -> list[int]:
+def sample_by_both(logits: torch.Tensor, draws: abc.Sequence[Draw | None]) -> list[int]:
     """The token of each row, which torch and the host choose alike."""
     ids: list[int] = choose(predict(logits), draws, upload=torch.tensor).tolist()
     assert choose_on_host(logits.numpy(), draws) == ids
@@ -56,7 +56,7 @@ def test_draws_fall_on_tokens_in_proportion_to_the_kept_distribution() -> None:
     expected = kept_distribution((logits / 0.8).softmax(-1), top_p=0.8)[0]
     count = 4000
     draws = [Draw(0.8, 0.8, 0, (index + 0.5) / count) for index in range(count)]
-    frequencies = Counter(sample(logits.expand(count, -1), draws))
+    frequencies = Counter(sample_by_both(logits.expand(count, -1), draws))
     measured = torch.tensor([frequencies[token] / count for token in range(5)])
     torch.testing.assert_close(measured, expected, atol=2e-3, rtol=0)
 
@@ -77,7 +77,7 @@ def test_the_host_draws_as_torch_from_a_large_vocabulary(top_p: float) -> None:
         30, 1
     )
     logits[:, ::30] = 1.0  # ties
-    sample(logits, [Draw(temperature=0.7, top_p=top_p, top_k=0, uniform=(row + 0.5) / 60) for row in range(60)])
+    sample_by_both(logits, [Draw(temperature=0.7, top_p=top_p, top_k=0, uniform=(row + 0.5) / 60) for row in range(60)])
 
 
 def test_rows_of_a_batch_are_drawn_each_in_its_own_way() -> None:
@@ -89,14 +89,14 @@ def test_rows_of_a_batch_are_drawn_each_in_its_own_way() -> None:
     ]
     draws[11] = Draw(1.2, 0.9, 0, 0.7, 0.2, Rules(answer=(4,), constraint=Alternating()))
 
-    assert sample(logits, draws)[11] % 2 == 1
+    assert sample_by_both(logits, draws)[11] % 2 == 1
 
 
 def test_extreme_draws_stay_on_kept_tokens() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     kept = kept_distribution(logits.softmax(-1), top_p=0.5)[0]
     for uniform in (0.0, 1.0 - 2**-53, 1.0):
-        (token,) = sample(logits, [Draw(1.0, 0.5, 0, uniform)])
+        (token,) = sample_by_both(logits, [Draw(1.0, 0.5, 0, uniform)])
         assert kept[token] > 0
 
 
@@ -142,17 +142,17 @@ def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     request = GenerateRequest(id=0, prompt_ids=(1,), prefix=Prefix(logits, logits), sampling=sampling)
     draw = Sequence(request, row=0, max_new_tokens=1).next_draw()
     assert (draw is None) == (temperature < 1e-6)
-    assert sample(logits, [draw] * 3) == logits.argmax(-1).tolist()
+    assert sample_by_both(logits, [draw] * 3) == logits.argmax(-1).tolist()
 
 
 def test_row_that_is_not_finite_has_no_token() -> None:
     logits = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
     draw = Draw(1.0, 0.75, 0, 0.3)
-    expected = sample(logits, [draw] * 3)
+    expected = sample_by_both(logits, [draw] * 3)
     for value, own in itertools.product((float("nan"), float("inf")), (draw, None)):
         broken = logits.clone()
         broken[1, 7] = value
-        assert sample(broken, [draw, own, draw]) == [expected[0], NO_TOKEN, expected[2]]
+        assert sample_by_both(broken, [draw, own, draw]) == [expected[0], NO_TOKEN, expected[2]]
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,12 @@ PICTURE = str(next(sample_pictures().glob("*.png")))
 ANSWERING = {"numpy", "PIL", "safetensors", "sentencepiece", "importlib.metadata"}  # with a bundle
 
 
-def imported(*commands: list[str], code: int = 0) -> set[str]:
-    """The heavy modules that a process imports for these commands."""
+def imported(*commands: list[str], code: int = 0, said: str = "") -> set[str]:
+    """The heavy modules that a process imports for these commands. Each says `said` on stderr."""
     ran = run_several(commands)
     assert [one.code for one in ran] == [code] * len(commands), ran
     assert code == 0 or not any(one.out for one in ran)
+    assert all(said in one.told for one in ran), ran
     return HEAVY & {*ran[-1].modules}
 
 
@@ -31,9 +32,12 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
 
 
 def test_an_unknown_model_is_refused_without_torch() -> None:
+    """Other faults of the same command, such as a device that is not there, are found with torch."""
     unknown = ["--model", "nonsense"]
-    commands = ["caption", PICTURE, *unknown, "--batch-size", "auto"], ["generate", "--prompt", "a", *unknown]
-    assert imported(["caption", PICTURE, *unknown], *commands, code=1) <= ANSWERING
+    flags = ("", "--batch-size auto", "--device cuda", "--tensor-parallel 2")
+    commands = (["caption", PICTURE, *unknown, *words.split()] for words in flags)
+    generate = ["generate", "--prompt", "a", *unknown]
+    assert imported(*commands, generate, code=1, said="`nonsense` is no model bundle") <= ANSWERING
 
 
 def test_a_bundle_answers_without_torch_at_its_first_use_and_a_command_that_finds_all_answers_imports_no_model(

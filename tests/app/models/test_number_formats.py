@@ -1,5 +1,6 @@
 """A precision without operators on a device: refused if it is requested, widened if the stored weights have it."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder
 from llama_adapter.app.jobs.torch_encoders import open_weights
 from llama_adapter.app.models.bundle import stream_bundle
+from llama_adapter.app.models.bundle_manifest import MANIFEST
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.number_formats import DtypeChoice, ModelSizes
-from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime import devices
 from llama_adapter.runtime.devices import EAGER, CpuBackend
@@ -51,13 +53,11 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_precision_that_is_asked_for_is_refused_before_the_model_is_read(
-    precision: str, operators: str, why: str, ways: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, operators: str, why: str, ways: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        "llama_adapter.app.captioning.assemble.stream_model", lambda *_, **__: pytest.fail("it was read")
-    )
+    shutil.copy(embedded_model() / MANIFEST, tmp_path)  # the files that it names are missing
     with pytest.raises(DeviceError) as caught:
-        Captioner.load(device="toy:0", precision=precision, operators=operators)
+        Captioner.load(tmp_path, device="toy:0", precision=precision, operators=operators)
 
     assert caught.value.message == f"toy:0 does not compute with `--precision {precision}`: {why}"
     assert caught.value.hint == f"pass {ways}; `--operators aten` widens the weights"

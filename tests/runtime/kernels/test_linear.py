@@ -21,7 +21,7 @@ from llama_adapter.runtime.schemes.int4 import unpacked
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import scheme_of
 from tests.bounds import sums, unit
-from tests.llm.toys import toy_decoder
+from tests.llm.toys import NEEDS_KERNELS, toy_decoder
 from tests.runtime.kernels.instruction_sets import library_for
 from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
@@ -311,7 +311,7 @@ def test_only_supported_linear_layers_are_replaced(library: Library) -> None:
     assert decoder.embedding is embedding
 
 
-@pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+@NEEDS_KERNELS
 def test_plain_operators_use_no_kernels() -> None:
     plain, ours = nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))
     backend = CpuBackend()

@@ -30,14 +30,14 @@ from llama_adapter.runtime.schemes import int8
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.vision.block import Block
 from tests.llm import toys
-from tests.llm.toys import open_runner, toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm.toys import NEEDS_KERNELS, open_runner, toy_decoder, toy_prompts, toy_visual_queries
 
 CONFIG = dataclasses.replace(
     toys.CONFIG, head_dim=0, num_kv_heads=0, dim=128, num_layers=2, ffn_dim=192, num_adapter_layers=1
 )
 ROOT = Path(__file__).resolve().parents[3]
 
-pytestmark = pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+pytestmark = NEEDS_KERNELS
 
 
 class Host:

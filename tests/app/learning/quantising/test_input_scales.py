@@ -26,7 +26,6 @@ from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.runtime.devices.cuda_linear import RoundedLinear
 from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.kernels.library import find_library
 from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.layers import dequantise_linears
 from llama_adapter.runtime.schemes.state import linear_weights
@@ -35,7 +34,7 @@ from tests.app.models.bundles import edit
 from tests.fakes.cuda_graphs import install_gpus
 from tests.fakes.cuda_linear import LinearOps
 from tests.llm.test_split import Place
-from tests.llm.toys import forward
+from tests.llm.toys import NEEDS_KERNELS, forward
 
 FILES = sorted(str(path) for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
 SAMPLES = SampleSpec(pictures=tuple(FILES[:8]), reader="thread")
@@ -101,7 +100,7 @@ def test_a_scale_is_the_largest_input_of_any_sample(bundle: Path) -> None:
         assert float(stored.input_scales[name]) * 127 == pytest.approx(value, rel=0.01), name  # its prefix is of floats
 
 
-@pytest.mark.skipif(find_library().library is None, reason=find_library().reason or "there are kernels")
+@NEEDS_KERNELS
 def test_operators_w8a8_use_the_scales_and_no_others(bundle: Path, tmp_path: Path) -> None:
     packed = pack_bundle(PackJob(model=str(bundle), out=str(tmp_path / "packed"), dtype="float32"))
     static, dynamic = scores(bundle, operators="w8a8"), scores(bundle)

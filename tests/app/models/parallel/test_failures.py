@@ -195,6 +195,13 @@ def test_a_taken_port_a_wrong_name_and_a_silent_server_are_told(
     assert f"error: Rank {rank} of 2 {told.format(address=address, port=port)}" in ran.err
 
 
+def test_ranks_of_torchrun_meet_before_an_unknown_model_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the others wait for this rank until their time is over."""
+    port = free_port()
+    launch(monkeypatch, 0, address="127.0.0.1", port=port)
+    assert NOBODY.format(address="127.0.0.1", port=port) in run(*COMMAND, "--model", "nonsense").err
+
+
 @pytest.mark.slow
 def test_a_rank_that_meets_nobody_says_where_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in a separate process, because torch's loggers write to its stderr."""
