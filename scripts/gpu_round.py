@@ -50,7 +50,7 @@ SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "2000": "66", "64":
 TOY_CASES = ("BIAS-TINY", "bias_b1", "bias_b3_equal", "lora_b1")  # of the tests that are rehearsed
 TESTS = "tests"  # the step that compares; it comes before those that measure
 _LINES = 12  # of the output of a step that did not pass
-_SHOWN = 40  # of the output of a step that is shown
+_SHOWN = 60  # of the output of a step that is shown; torch's profiler adds lines to that of the trace
 _GRACE_S = 10.0
 
 State = Literal["passed", "failed", "cut"]

@@ -116,7 +116,7 @@ LONGEST = (
     "tests/app/jobs/clusters/test_cluster.py",
     "tests/npu/test_chips.py",
 )
-# Files that share a result that takes a process minutes to compute.
+# Files that share a result that takes a process half a minute to compute, most of the time of `test_chips.py`.
 TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")
 
 

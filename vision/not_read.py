@@ -16,6 +16,7 @@ _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),
     (0, b"#?RADIANCE", "a Radiance HDR picture"),
+    (0, b"SIMPLE  =", "a FITS picture"),
     (0, b"gimp xcf", "a GIMP file"),
     (0, b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
     *((4, head, "a video") for head in (b"ftyp", b"moov", b"mdat")),

@@ -69,18 +69,18 @@ class Plan:
     limit: Annotated[float, "seconds after which no engine is started, and the running one is ended"] = math.inf
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks of one round, in order: the ceilings of the machine before each size, and jobs last."""
+        """All tasks of one round, in order: the ceilings of the machine before each size, and jobs last.
+
+        The ceilings are those of our engines that are measured: one of another type may take a machine long.
+        """
         for size in self.sizes:
-            yield replace(self._task(MACHINES[self.device], size), ceilings=self._ceilings())
-            yield from self._tasks("sight" if size in SIGHTS else "vision" if size in ENCODERS else "decode", size)
+            tasks = list(self._tasks("sight" if size in SIGHTS else "vision" if size in ENCODERS else "decode", size))
+            ceilings = dict.fromkeys(task.engine.ceiling for task in tasks if task.engine.program == "ours")
+            yield replace(self._task(MACHINES[self.device], size), ceilings=tuple(ceilings))
+            yield from tasks
         for size in self.sizes:
             for encoder in JOB_ENCODERS.get(size, ()):
                 yield from self._tasks("job", f"{size}+{encoder}")
-
-    def _ceilings(self) -> tuple[str, ...]:
-        """The ceilings of our engines that are measured: one of another type may take a machine long."""
-        ours = [one for section in self.sections for one in chosen_engines(self.engines, section, self.device)]
-        return tuple(dict.fromkeys(one.ceiling for one in ours if one.program == "ours"))
 
     def _tasks(self, section: Section, size: str) -> Iterator[Task]:
         if section in self.sections:

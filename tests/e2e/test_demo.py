@@ -15,6 +15,7 @@ import pytest
 
 import demo_bsz
 from llama_adapter.app.pictures.reading.isolated import open_reader
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from tests.app.golden import GOLDEN, PICTURES, ROOT, case, picture
 from tests.app.pictures.inputs.files import tar_bytes
@@ -115,6 +116,10 @@ def test_a_bad_picture_is_reported_and_the_others_answered(demo: Demo, known_pic
     assert ran.results["a-broken.jpg"].startswith("error: ")
     assert "exactly right" not in ran.out  # known answers are for the embedded model
     assert "knows drawings" not in ran.err
+
+
+def test_answers_are_as_long_as_those_of_other_commands_by_default() -> None:
+    assert demo_bsz.parser().parse_args([]).max_new_tokens == SamplingParams.max_new_tokens
 
 
 def test_variables_and_flags_take_precedence_over_a_file(demo: Demo, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scripts.pages.render import read
 
 @pytest.mark.slow
 def test_exported_encoders_compute_what_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = (("float16", 17),)  # tests/vision/test_export.py exports in float32, too
+    cases = (("float16", 17), ("float16", 18))  # tests/vision/test_export.py exports in float32, too
     assert set(cases) < set(bench_graphs.ENCODER_CASES)
     monkeypatch.setattr(bench_graphs, "ENCODER_CASES", cases)
 

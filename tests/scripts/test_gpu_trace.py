@@ -1,5 +1,11 @@
-"""Traces of a GPU: kernels, and the time without any. A round's rehearsal runs the program (test_gpu_round.py)."""
+"""Traces of a GPU: kernels, and the time without any. A round's rehearsal calls `main` (test_gpu_round.py)."""
 
+import subprocess
+import sys
+
+import pytest
+
+from scripts.common import ROOT
 from scripts.gpu_trace import Span, parts_of, summary
 
 
@@ -21,3 +27,10 @@ def test_parts_are_of_a_quarter_of_the_slots_and_of_all() -> None:
         "the encoder, pictures: 2",
         "a job of 16 pictures, slots: 8",
     ]
+
+
+@pytest.mark.slow
+def test_the_program_ends_with_its_exit_code() -> None:
+    command = [sys.executable, "-m", "scripts.gpu_trace", "--slots", "0"]
+
+    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2

@@ -201,6 +201,8 @@ def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest
         (b"P", "not_a_picture", "plain text"),
         (b"P3\n2 2\n255\n1 2 3", "truncated", ""),
         (b"/* XPM */\nstatic char *a[] = {", "unsupported", "an XPM picture"),
+        (b"SIMPLE  =                    T / Standard FITS".ljust(80), "unsupported", "a FITS picture"),
+        (b"SIMPLE = plain\n", "not_a_picture", "plain text"),
         (b"#define a_width 8\n#define a_height 8\n", "unsupported", "an XBM picture"),
         (b"BMW is a maker of cars", "not_a_picture", "plain text"),
         ("P6 ist größer als ein Bild".encode("cp1252"), "not_a_picture", "plain text"),

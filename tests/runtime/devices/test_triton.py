@@ -32,6 +32,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16]  # the interpreter has no bfloat16 dot
 EPS = 1e-6
 # Triton finds kernels in it by their source, its own version and all options, so that a later run compiles only others.
+# Nothing is removed from it until `make clean`, which empties it.
 CACHE = Path(__file__).resolve().parents[3] / ".pytest_cache" / "triton"
 # Bits of weights and activations of products; what is computed behind a product does not depend on the bits.
 PRODUCTS = [*((bits, activation) for bits in (16, 8, 4) for activation in ("", "silu")), (8, "gelu_tanh")]

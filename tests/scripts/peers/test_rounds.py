@@ -340,17 +340,21 @@ def test_every_engine_can_be_opened() -> None:
 @pytest.mark.parametrize(
     ("changes", "ceilings"),
     [
-        ({}, ["bfloat16", "int4", "int8", "float16", "float32"]),
-        ({"sections": ("decode",)}, ["bfloat16", "int4", "int8", "float16"]),
-        ({"engines": ("hf-float16", "ours-int8-proposed")}, ["int8"]),
-        ({"device": "cpu", "engines": ("hf-float32", "ours-int4", "ours-float32")}, ["float32", "int4"]),
+        ({}, {"7B": "bfloat16 int4 int8 float16", "ViT-L/14": "float32 bfloat16 float16"}),
+        ({"sections": ("decode",)}, {"7B": "bfloat16 int4 int8 float16", "ViT-L/14": ""}),
+        ({"sections": ("job",)}, {"7B": "", "ViT-L/14": ""}),
+        ({"engines": ("hf-float16", "ours-int8-proposed")}, {"7B": "int8", "ViT-L/14": ""}),
+        (
+            {"device": "cpu", "engines": ("hf-float32", "ours-int4", "ours-float32")},
+            {"7B": "float32 int4", "ViT-L/14": "float32 int4"},
+        ),
     ],
 )
-def test_ceilings_are_those_of_our_engines(changes: dict[str, Any], ceilings: list[str]) -> None:
-    task, *_ = replace(GPU_PLAN, **changes).tasks()
+def test_ceilings_of_a_size_are_those_of_our_engines(changes: dict[str, Any], ceilings: dict[str, str]) -> None:
+    tasks = replace(GPU_PLAN, sizes=tuple(ceilings), **changes).tasks()
 
-    assert task.engine.name == "machine"
-    assert list(task.ceilings) == [f"matmul-{name}" for name in ceilings]
+    found = {task.size: set(task.ceilings) for task in tasks if task.engine.name == "machine"}
+    assert found == {size: {f"matmul-{name}" for name in names.split()} for size, names in ceilings.items()}
 
 
 def test_engines_of_a_gpu_run_by_importance() -> None:
