@@ -6,6 +6,7 @@ Some tests end a server or a replica. So each test gets servers with two living 
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -189,21 +190,27 @@ def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
     return found
 
 
+def counts(server: ServerProcess) -> list[Counter[str]]:
+    """How many pictures were encoded and how many encodings were reused since the start, by replica."""
+    return [
+        metric(server, "llama_adapter_replica_pictures_total", outcome=outcome) for outcome in ("encoded", "reused")
+    ]
+
+
 async def ask_all(
-    server: ServerProcess, questions: list[Question], *, clients: int, act: Callable[[], object] | None = None
+    server: ServerProcess, questions: Iterable[Question], *, clients: int, act: Callable[[], object] | None = None
 ) -> list[tuple[str, Reply]]:
     """Ask every question once, every second one as a stream, from `clients` clients at once. Returns the replies.
 
     A question whose connection is refused has the outcome "not_accepted". `act` is called once, as soon as the number
     of replies equals the number of clients, while other questions are in progress.
     """
-    left, replies = list(enumerate(questions)), list[tuple[str, Reply]]()
+    left, replies = enumerate(questions), list[tuple[str, Reply]]()
 
     async def ask() -> None:
         connection: Connection | None = None
         try:
-            while left:
-                index, question = left.pop(0)
+            for index, question in left:
                 reply = Reply(outcome="not_accepted")
                 with suppress(OSError):
                     if connection is None or not connection.is_open:
@@ -220,25 +227,38 @@ async def ask_all(
     return replies
 
 
-def ask_while(server: ServerProcess, questions: list[Question], act: Callable[[], object]) -> list[tuple[str, Reply]]:
+def assert_all_have_answered(server: ServerProcess) -> None:
+    """Every living replica has encoded pictures."""
+    answered = counts(server)[0]
+    assert all(answered[name] > 0 for name in replicas_of(server)), answered
+
+
+def ask_while(
+    server: ServerProcess, questions: Iterable[Question], act: Callable[[], object]
+) -> list[tuple[str, Reply]]:
     """Ask the questions with 8 clients, and call `act` while they are in progress."""
     return asyncio.run(ask_all(server, questions, clients=8, act=act))
+
+
+def until_ready(server: ServerProcess, number: int, questions: list[Question]) -> Iterator[Question]:
+    """The questions, repeated until `number` replicas have been ready (or for `READY_S`), and then once more."""
+    deadline = time.monotonic() + READY_S
+    for question in itertools.cycle(questions):
+        if len(ever_ready(server)) >= number or time.monotonic() > deadline:
+            break
+        yield question
+    yield from questions
 
 
 @pytest.mark.proves("serve: replicas", "CPU")
 def test_a_picture_stays_with_its_replica(server: ServerProcess) -> None:
     # The files must differ from those of the tests above.
     pictures = [dataclasses.replace(question, picture=question.picture + b"sticky") for question in captions()]
-    name = "llama_adapter_replica_pictures_total"
-
-    def counts() -> list[Counter[str]]:
-        return [metric(server, name, outcome=outcome) for outcome in ("encoded", "reused")]
-
-    before = counts()
+    before = counts(server)
     replies = asyncio.run(ask_all(server, pictures * 3, clients=4))
 
     assert {reply.outcome for _, reply in replies} == {"answered"}
-    encoded, reused = (now - then for now, then in zip(counts(), before, strict=True))
+    encoded, reused = (now - then for now, then in zip(counts(server), before, strict=True))
     assert encoded.total() == len(pictures), "each picture is encoded by one replica alone"
     assert reused.total() == 2 * len(pictures)
     assert set(encoded) == set(replicas_of(server))
@@ -268,24 +288,31 @@ def test_all_ports_are_on_loopback(server: ServerProcess) -> None:
 @pytest.mark.proves("serve: replicas", "CPU")
 def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, captioner: Captioner) -> None:
     # Two ranks of two replicas compute long on two cores: most answers are short.
+    short = "How many objects are there?"
     questions = [
-        question if number % 8 < 2 else dataclasses.replace(question, prompt="How many objects are there?")
+        dataclasses.replace(
+            question,
+            picture=question.picture + b"ranks",  # the files must differ from those of the other tests
+            prompt=question.prompt if number % 8 < 2 else short,
+        )
         for number, question in enumerate(captions())
     ]
+    again = [question for question in questions if question.prompt == short][:8]
     expected = texts_of(captioner, questions)
+    before = counts(split)
 
-    replies = asyncio.run(ask_all(split, questions, clients=4))
+    replies = [reply for asked in (questions, again) for reply in asyncio.run(ask_all(split, asked, clients=4))]
 
     assert [reply.text for name, reply in replies] == [expected[name] for name, _ in replies]
+    encoded, reused = (now - then for now, then in zip(counts(split), before, strict=True))
+    assert (encoded.total(), reused.total()) == (len(questions), len(again))
+    assert set(encoded) == set(replicas_of(split)), "both have answered"
     replicas = list(replicas_of(split).values())
     assert len(set(replicas)) == 2
     for replica in replicas:
         (rank,) = ranks_of(replica)
         if (os.cpu_count() or 1) > 1:
             assert not os.sched_getaffinity(replica) & os.sched_getaffinity(rank)
-    answered = metric(split, "llama_adapter_replica_pictures_total")
-    assert len(answered) == 2
-    assert min(answered.values()) > 0, "both have answered"
 
 
 def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess, texts: dict[str, str]) -> None:
@@ -294,7 +321,8 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
     (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
     num_ready = len(ever_ready(split))
 
-    replies = ask_while(split, pictures, lambda: os.kill(rank, signal.SIGKILL))
+    asked = until_ready(split, num_ready + 1, pictures)
+    replies = ask_while(split, asked, lambda: os.kill(rank, signal.SIGKILL))
 
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
     failures = {f"refused {status} {code}" for status in (200, 503) for code in ("unavailable", "replica_lost")}
@@ -308,6 +336,8 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
     assert not any("Traceback" in line for line in split.lines)
     replies = asyncio.run(ask_all(split, pictures[:8], clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
+    assert all(reply.text == texts[name] for name, reply in replies)
+    assert_all_have_answered(split)
 
 
 def test_ranks_end_with_their_server(split: ServerProcess) -> None:
@@ -328,10 +358,10 @@ def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(
     pictures = captions()
     before, num_ready = replicas_of(server), len(ever_ready(server))
 
-    replies = ask_while(server, pictures * 4, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
+    asked = until_ready(server, num_ready + 1, pictures)
+    replies = ask_while(server, asked, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
 
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
-    assert outcomes.total() == 4 * len(pictures)
     assert set(outcomes) <= {"answered", "refused 200 replica_lost", "refused 503 replica_lost"}, outcomes
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8
@@ -339,6 +369,8 @@ def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(
     wait_for_replicas(server, num_ready + 1)
     replies = asyncio.run(ask_all(server, pictures, clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
+    assert all(reply.text == texts[name] for name, reply in replies)
+    assert_all_have_answered(server)
     assert len(metric(server, "llama_adapter_replica_uptime_seconds")) == 2
 
 

@@ -34,8 +34,6 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers that reserve no device must still see the devices
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # Ray prints events of machines on stdout, which is for answers
 }
-# Only for a cluster that runs: Ray would try a wrong token 20 times, a second apart.
-_JOINING = {"RAY_NUM_REDIS_GET_RETRIES": "4"}
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0  # for a machine to report its free memory
@@ -69,8 +67,7 @@ def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "r
     it uses that cluster and does not leave it. Raises UsageError if Ray is not installed, and WorkersFailedError if the
     cluster is unreachable.
     """
-    address = options.address or os.environ.get("RAY_ADDRESS") or _LOCAL
-    for name, value in (_ENVIRONMENT if address == _LOCAL else _ENVIRONMENT | _JOINING).items():
+    for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -83,6 +80,7 @@ def joined_cluster(options: RayOptions, *, package: str = "ray", extra: str = "r
         _quieten()
         yield _described(address="joined before")
         return
+    address = options.address or os.environ.get("RAY_ADDRESS") or _LOCAL
     with _own_sigterm_handler(), kept_on_this_machine(address):
         try:
             _check_reachable(address)
@@ -184,6 +182,10 @@ _MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_
 # what Ray's authors needed it for; it works on every system.
 _CLUSTERS: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _FOLDER: Final = "RAY_TMPDIR"
+# How often Ray tries to join a running cluster, by default 20 times. It tries a wrong token again every second. The
+# number also limits the tries of a head that answers nothing, and how long a name is waited for that a head writes when
+# it starts: 8 s in place of 40 s.
+_TRIES: Final = "RAY_NUM_REDIS_GET_RETRIES"
 _LONGEST_FOLDER: Final = 38  # bytes: Ray adds 68 to the path of a socket, and a path has at most 107
 
 
@@ -193,8 +195,9 @@ def kept_on_this_machine(address: str) -> Iterator[None]:
 
     It listens on loopback only, asks for a random token, and has its files in a private folder. What the user has set
     of Ray's variables for these is kept. With the address of a running cluster the user's variables decide. The only
-    change is that Ray does not replace a loopback address by another address of this machine, where a cluster on
-    loopback does not listen. Ray must be installed. Raises UsageError if the private folder is not private.
+    changes are that Ray tries 4 times to join it, unless the user has set another number, and does not replace a
+    loopback address by another address of this machine, where a cluster on loopback does not listen. Ray must be
+    installed. Raises UsageError if the private folder is not private.
     """
     added = {}
     if (address == _LOCAL or _is_loopback(address)) and not os.environ.get(_CLUSTERS):
@@ -206,6 +209,8 @@ def kept_on_this_machine(address: str) -> Iterator[None]:
             added[_MODE] = "token"
         if not os.environ.get(_FOLDER):
             added[_FOLDER] = str(_private_folder())
+    elif not os.environ.get(_TRIES):
+        added[_TRIES] = "4"
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     _read_again()
@@ -265,5 +270,6 @@ def _read_again() -> None:
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled, without types
 
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(_CLUSTERS, "1").lower() in ("1", "true")
+    ray_constants.NUM_REDIS_GET_RETRIES = int(os.environ.get(_TRIES) or 20)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

@@ -125,7 +125,8 @@ def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, *, title: str) ->
     held_step, held_loss = _column(rows, "validation_loss")
     if len(held_step):
         axes[0].plot(held_step, held_loss, "o-", color="tab:orange", markersize=4, label="validation")
-    if len(loss) and loss.min() > 0 and loss.max() > 20 * loss.min():
+    finite = loss[np.isfinite(loss)]
+    if len(finite) and finite.min() > 0 and finite.max() > 20 * finite.min():
         axes[0].set_yscale("log")
     axes[0].legend(frameon=False)
     axes[0].set_title(title)
@@ -144,8 +145,9 @@ def _column(rows: Sequence[Mapping[str, str]], name: str) -> tuple[np.ndarray, n
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
-    smooth, mean = [], 0.0
-    for place, value in enumerate(values):
-        mean = _SMOOTH * mean + (1 - _SMOOTH) * value if np.isfinite(value) else mean
-        smooth.append(mean / (1 - _SMOOTH ** (place + 1)))
+    smooth, mean, weight = [], 0.0, 0.0  # values that are not finite have no weight
+    for value in values:
+        if np.isfinite(value):
+            mean, weight = _SMOOTH * mean + (1 - _SMOOTH) * value, _SMOOTH * weight + (1 - _SMOOTH)
+        smooth.append(mean / weight if weight else np.nan)
     return np.array(smooth)

@@ -1,9 +1,11 @@
-"""Results of a run: a card shows text of users as text, and a run without matplotlib says how to install it."""
+"""Results of a run: a card shows text of users as text, curves are drawn of any log or a note says what is missing."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.results import CARD, DATA, draw, require_same_run, write_card
+from llama_adapter.app.learning.training.run_log import draw_curves
 from llama_adapter.app.learning.training.yardstick import Yardstick, measure_answers
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
@@ -119,6 +122,54 @@ def test_classes_with_few_examples_are_named_once(
 
     assert (found is None) == (said is None)
     assert said is None or f"these classes have few examples: {said}" in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("losses", "validation", "smoothed", "scale"),
+    [
+        ([], {}, [], "linear"),
+        ([2.0], {}, [2.0], "linear"),
+        ([2.0, 4.0], {}, [2.0, 5.8 / 1.9], "linear"),
+        ([2.0, 100.0], {}, [2.0, 101.8 / 1.9], "log"),
+        ([2.0, math.nan, 4.0], {}, [2.0, 2.0, 5.8 / 1.9], "linear"),
+        ([2.0, math.nan, 100.0], {}, [2.0, 2.0, 101.8 / 1.9], "log"),
+        ([math.inf, 2.0], {}, [math.nan, 2.0], "linear"),
+        ([2.0, 2.0], {"validation_loss": "3.5"}, [2.0, 2.0], "linear"),
+        ([2.0, 2.0], {"validation_loss": "3.5", "validation_score": "0.5"}, [2.0, 2.0], "linear"),
+    ],
+)
+def test_curves_are_drawn_of_any_log(
+    losses: list[float],
+    validation: dict[str, str],
+    smoothed: list[float],
+    scale: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The validation is that of the last row."""
+    from matplotlib.figure import Figure
+
+    figures, save = list[Any](), Figure.savefig
+
+    def kept(figure: Figure, *given: Any, **named: Any) -> None:
+        figures.append(figure)
+        save(figure, *given, **named)
+
+    monkeypatch.setattr(Figure, "savefig", kept)
+    rows = [{"step": str(number), "loss": str(loss), "lr": "0.1"} for number, loss in enumerate(losses, 1)]
+    for row in rows[-1:]:
+        row |= validation
+
+    assert draw_curves(rows, tmp_path / "curves.png", title="pets")
+
+    losses_shown, *scores_shown, rates_shown = figures[0].axes
+    _, training, *others = losses_shown.lines
+    assert losses_shown.get_yscale() == scale
+    assert training.get_ydata() == pytest.approx(smoothed, nan_ok=True)
+    assert [one.get_xydata().tolist() for one in others] == [[[2, 3.5]]] * ("validation_loss" in validation)
+    assert [one.get_ylabel() for one in scores_shown] == ["score"] * ("validation_score" in validation)
+    assert rates_shown.lines[0].get_ydata().tolist() == [0.1] * len(losses)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_a_note_says_how_to_install_it(

@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -170,8 +171,10 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine(monkeypatch:
     clock = Clock()
 
     def wants_pixels(digest: str) -> bool:
+        """The process does not reply at once, so that a deadline that has passed is noticed."""
         clock.ahead_s += 100.0
-        return True
+        threading.Timer(0.2, to_all(reader, signal.SIGCONT), [digest]).start()
+        return to_all(reader, signal.SIGSTOP)(digest)
 
     monkeypatch.setattr(process, "time", clock)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:
