@@ -65,7 +65,7 @@ class Step:
     mask_RSP: np.ndarray
     wanted_T: np.ndarray
     draws: Sequence[Draw | None]  # of the wanted tokens; None is greedy
-    pictures: Sequence[Pictures] = ()  # of each row, at their places in it; empty if no row has any
+    pictures: Sequence[Pictures] = ()  # of each row, at their places in it; may be empty if no row has any
 
     def embedded(self, *, dim: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """The arrays of IDS and EMBEDDINGS. Embeddings of tokens that have an id are zero, and not read."""

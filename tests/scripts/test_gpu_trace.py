@@ -30,7 +30,7 @@ def test_parts_are_of_a_quarter_of_the_slots_and_of_all() -> None:
 
 
 @pytest.mark.slow
-def test_the_program_ends_with_its_exit_code() -> None:
+def test_the_program_is_started_as_a_module_and_reads_its_flags() -> None:
     command = [sys.executable, "-m", "scripts.gpu_trace", "--slots", "0"]
 
     assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2
