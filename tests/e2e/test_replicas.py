@@ -331,13 +331,13 @@ def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProc
     assert outcomes.total() - outcomes["answered"] <= 8, outcomes
     assert all(reply.text == texts[name] for name, reply in replies if reply.outcome == "answered")
     wait_for_replicas(split, num_ready + 1)
+    assert_all_have_answered(split)
     assert not is_alive(lost)
     assert (is_alive(kept), ranks_of(kept)) == (True, ranks_kept)
     assert not any("Traceback" in line for line in split.lines)
     replies = asyncio.run(ask_all(split, pictures[:8], clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
     assert all(reply.text == texts[name] for name, reply in replies)
-    assert_all_have_answered(split)
 
 
 def test_ranks_end_with_their_server(split: ServerProcess) -> None:
@@ -367,10 +367,10 @@ def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(
     assert outcomes.total() - outcomes["answered"] <= 8
     assert all(reply.text == texts[name] for name, reply in replies if reply.outcome == "answered")
     wait_for_replicas(server, num_ready + 1)
+    assert_all_have_answered(server)
     replies = asyncio.run(ask_all(server, pictures, clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
     assert all(reply.text == texts[name] for name, reply in replies)
-    assert_all_have_answered(server)
     assert len(metric(server, "llama_adapter_replica_uptime_seconds")) == 2
 
 

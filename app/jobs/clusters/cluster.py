@@ -182,10 +182,10 @@ _MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_
 # what Ray's authors needed it for; it works on every system.
 _CLUSTERS: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _FOLDER: Final = "RAY_TMPDIR"
-# How often Ray tries to join a running cluster, by default 20 times. It tries a wrong token again every second. The
-# number also limits the tries of a head that answers nothing, and how long a name is waited for that a head writes when
-# it starts: 8 s in place of 40 s.
-_TRIES: Final = "RAY_NUM_REDIS_GET_RETRIES"
+# How often Ray tries to join a running cluster; its default is 20. It tries a wrong token again every second. This also
+# limits the tries of a head that answers nothing, and how long Ray waits for the session name, which a head writes when
+# it starts: 2 s per try, so 8 s in place of 40 s.
+_TRIES: Final = 4
 _LONGEST_FOLDER: Final = 38  # bytes: Ray adds 68 to the path of a socket, and a path has at most 107
 
 
@@ -199,7 +199,9 @@ def kept_on_this_machine(address: str) -> Iterator[None]:
     loopback address by another address of this machine, where a cluster on loopback does not listen. Ray must be
     installed. Raises UsageError if the private folder is not private.
     """
-    added = {}
+    from ray._private import ray_constants
+
+    added, tries = {}, ray_constants.NUM_REDIS_GET_RETRIES
     if (address == _LOCAL or _is_loopback(address)) and not os.environ.get(_CLUSTERS):
         added[_CLUSTERS] = "0"
     if address == _LOCAL:
@@ -209,8 +211,8 @@ def kept_on_this_machine(address: str) -> Iterator[None]:
             added[_MODE] = "token"
         if not os.environ.get(_FOLDER):
             added[_FOLDER] = str(_private_folder())
-    elif not os.environ.get(_TRIES):
-        added[_TRIES] = "4"
+    elif not os.environ.get("RAY_NUM_REDIS_GET_RETRIES"):
+        ray_constants.NUM_REDIS_GET_RETRIES = _TRIES
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     _read_again()
@@ -221,6 +223,7 @@ def kept_on_this_machine(address: str) -> Iterator[None]:
             os.environ.pop(name)
             if (value := before[name]) is not None:
                 os.environ[name] = value
+        ray_constants.NUM_REDIS_GET_RETRIES = tries
         _read_again()
 
 
@@ -270,6 +273,5 @@ def _read_again() -> None:
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # compiled, without types
 
     ray_constants.ENABLE_RAY_CLUSTER = os.environ.get(_CLUSTERS, "1").lower() in ("1", "true")
-    ray_constants.NUM_REDIS_GET_RETRIES = int(os.environ.get(_TRIES) or 20)
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

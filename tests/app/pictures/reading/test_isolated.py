@@ -173,8 +173,9 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine(monkeypatch:
     def wants_pixels(digest: str) -> bool:
         """The process does not reply at once, so that a deadline that has passed is noticed."""
         clock.ahead_s += 100.0
+        is_wanted = to_all(reader, signal.SIGSTOP)(digest)
         threading.Timer(0.2, to_all(reader, signal.SIGCONT), [digest]).start()
-        return to_all(reader, signal.SIGSTOP)(digest)
+        return is_wanted
 
     monkeypatch.setattr(process, "time", clock)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:

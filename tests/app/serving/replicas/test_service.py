@@ -290,6 +290,19 @@ def test_a_late_request_is_given_to_no_replica(monkeypatch: pytest.MonkeyPatch) 
         assert len(replicas.asked) == 1
 
 
+def test_a_request_that_is_late_when_its_replica_is_lost_is_given_to_no_other() -> None:
+    async def lost_in_time(asked: Ask) -> Groups:
+        (entry,) = service._entries.values()
+        entry.deadline = time.perf_counter()
+        raise GONE
+        yield  # makes this a generator
+
+    replicas = StubReplicas(lost_in_time)
+    with service_of(replicas) as service:
+        assert service.submit(ask(timeout_s=20.0)).result().error == base.late(20.0)
+    assert len(replicas.asked) == 1
+
+
 def test_a_late_request_may_end_in_its_replica_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "LATE_S", 10 * WAIT_S)
     gate = Gate()
