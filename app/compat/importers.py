@@ -430,7 +430,7 @@ def import_mindformers(data: Mapping[str, Any]) -> Imported:
     imported = Import("MindFormers", data)
     imported.set("command", EXPORT if data.get("run_mode") == "export" else "generate")
     imported.is_sampled = imported.value("generation_config.do_sample", imported.value(f"{_CONFIG}.do_sample")) is True
-    # Options of texts may be in two tables, of which generation_config has precedence over model_config.
+    # Text options may be in two tables. generation_config has precedence over model_config.
     first = ("load_checkpoint", "infer", "predict_length", "generation_config", "max_length")
     imported.run(_RULES_OF["MindFormers"], first=first)
     if imported.is_export and imported.setting("output.out") is None:

@@ -147,8 +147,8 @@ def test_a_rank_of_another_version_is_refused_before_any_group_is_joined(name: s
     group.size, group._children, group._seen = 2, {1: Ended(None)}, dist.HashStore()
     versions = {"llama-adapter": __version__, "torch": torch.__version__}
     group._seen.set("hello/1", json.dumps({**versions, name: "9.9"}))
-    told = rf"^Rank 1 of 2 runs {name} 9\.9, and rank 0 runs {name} {re.escape(versions[name])}\nhint: install the same"
-    with pytest.raises(RankError, match=told):
+    said = rf"^Rank 1 of 2 runs {name} 9\.9, and rank 0 runs {name} {re.escape(versions[name])}\nhint: install the same"
+    with pytest.raises(RankError, match=said):
         group._join(CaptionerSpec(tensor_parallel=2))
 
 
