@@ -7,12 +7,12 @@ from llama_adapter.app.models.bundle_manifest import no_vision
 from llama_adapter.app.models.checkpoints import (
     CHAT_CONTEXT,
     DEFAULT_CONTEXT,
-    LlamaFolder,
     SourceFile,
     base_name,
     digest_of,
 )
 from llama_adapter.app.models.described import DescribedModel
+from llama_adapter.app.models.llama_folder import LlamaFolder
 from llama_adapter.app.models.number_formats import best_dtype
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
@@ -35,6 +35,7 @@ _OWN: Final = {
     "precision": (None, FLOAT),
     "operators": (AUTO, "aten"),
     "tensor_parallel": (1,),
+    "encoder": (None,),
 }
 
 

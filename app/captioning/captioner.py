@@ -41,13 +41,10 @@ from llama_adapter.app.captioning.work_items import (
     text_items,
     work_items,
 )
-from llama_adapter.app.models.bundle_manifest import read_manifest
+from llama_adapter.app.models.early import require_model
 from llama_adapter.app.models.known import KnownModel, marks_of
-from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.oom_retry import OomRetry, attempt
 from llama_adapter.app.models.parallel.errors import RankError
-from llama_adapter.app.models.parallel.launch import launched
-from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import PLAIN_MODES, BatchSize, CaptionerSpec, ModelInfo, VisionKind
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
@@ -789,9 +786,7 @@ def _open_parts(spec: CaptionerSpec) -> Parts:
 
     files = marks_of(spec)
     if (parts := assemble_arrays(spec)) is None:
-        # Ranks of torchrun agree on an error after they have met, which needs torch.
-        if spec.llama_dir is None and (spec.tensor_parallel == 1 or launched() is None):
-            again_if_replaced(read_manifest)(bundle_folder(spec.model))  # importing torch takes longer than a refusal
+        require_model(spec)
         try:
             from llama_adapter.app.captioning.assemble import assemble_with_torch
         except RuntimeError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.models.sight import is_blind
-from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
+from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec, EncoderSources
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
@@ -126,9 +126,21 @@ def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> Cap
     With `sees_pictures`, LLaMA without an adapter is an error too.
     """
     spec = settings(CaptionerSpec, vars(options))
-    if sees_pictures and is_blind(spec):
-        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+    if sees_pictures:
+        _require_sight(spec)
     return spec
+
+
+def sources_from(options: argparse.Namespace) -> EncoderSources:
+    """Where the encoder is that the flags name. Raises UsageError as `spec_from` does."""
+    sources = settings(EncoderSources, vars(options))
+    _require_sight(sources)
+    return sources
+
+
+def _require_sight(sources: CaptionerSpec | EncoderSources) -> None:
+    if is_blind(sources):
+        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
 
 
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:

@@ -6,10 +6,8 @@ from typing import Any
 
 from llama_adapter.app.captioning.assemble import assemble_parts
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, completed, encoder_digest
-from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import read_encoder, require_encoder
 from llama_adapter.app.models.memory_fit import place_encoder
-from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.number_formats import (
     DtypeChoice,
     ModelSizes,
@@ -19,7 +17,8 @@ from llama_adapter.app.models.number_formats import (
     widening_note,
 )
 from llama_adapter.app.models.sketch import sketch
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources, tokens_error
+from llama_adapter.app.models.spec import AUTO, CaptionerSpec, EncoderSources
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.pictures.prefixes.file import Encoding
 from llama_adapter.runtime.devices import EAGER, open_backend, resolve_dtype
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -33,8 +32,6 @@ def open_model(spec: CaptionerSpec, how: Mapping[str, Any]) -> tuple[CaptionerSp
     """Load the whole model, which also projects keys and values."""
     parts = assemble_parts(spec)
     parts.info.require_sight()
-    if parts.info.picture_format is not None:
-        raise tokens_error(parts.info.name)
     encoding = Encoding(
         name=parts.info.name,
         digest=parts.info.digest,
@@ -65,8 +62,7 @@ def open_weights(
         num_weights = sum(tensor.numel() for tensor in state.values())
         dtype = resolve_dtype(spec.dtype, backend=backend) if spec.dtype != AUTO else best_dtype(num_weights, backend)
     else:
-        place = bundle_folder(sources.model)
-        model = load_bundle(place, channel_order=sources.channel_order)  # mapped: the decoder is not read
+        model, _ = stream_model(sources.whole, dtype=None)  # the decoder is not read
         require_encoder(model)
         name, config, state, digest = model.name, model.vision_config, model.vision_state, model.digest
         precision, origin = model.precision, model.origin

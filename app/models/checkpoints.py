@@ -21,26 +21,22 @@ from llama_adapter.app.models.bundle_manifest import MANIFEST, check_halves, is_
 from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.described import DEFAULT_PROMPT, DescribedModel
-from llama_adapter.app.models.models_by_name import LlamaForm, form_of
+from llama_adapter.app.models.llama_folder import LlamaFolder, find_llama
 from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
-from llama_adapter.llm.pieces.folder import JSON_MAKER, find_tokenizer, read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
-from llama_adapter.llm.weights.families import FOREIGN
 from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
 from llama_adapter.llm.weights.names import LlamaSource
-from llama_adapter.llm.weights.peft_config import lora_hint
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -48,15 +44,14 @@ from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.state import drained
-from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.files import read_tensor_file
-from llama_adapter.runtime.tensor_files.gguf_files import only_gguf
-from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
 from llama_adapter.vision.formats import WantedOrder
-from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
+from llama_adapter.vision.tower_files import clip_files
+from llama_adapter.vision.towers import ClipSource, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
 DEFAULT_CONTEXT = 512
@@ -174,34 +169,6 @@ def streamed(model: LoadedModel) -> StreamedModel:
     return dataclasses.replace(model, decoder_state={}), drained(model.decoder_state)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LlamaFolder:
-    """The paths of a LLaMA folder and its tokenizer, before they are read. A GGUF file is its own folder."""
-
-    folder: Path
-    form: LlamaForm
-    tokenizer: Path | None  # None if neither the folder nor the one above has it; a GGUF file has its own inside
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether transformers runs its model, unless an adapter extends it. Raises CheckpointError."""
-        return self.form == "huggingface" and read_json(self.folder / "config.json").get("model_type") in FOREIGN
-
-    def require_tokenizer(self) -> Path:
-        """The tokenizer's file. Raises CheckpointError if there is none."""
-        if self.tokenizer is not None:
-            return self.tokenizer
-        raise CheckpointError(
-            f"There is no tokenizer.model or tokenizer.json in `{self.folder}` or in the folder above it",
-            hint=f"copy the one that came with the LLaMA weights there; {JSON_MAKER}",
-        )
-
-    def open_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer. Raises CheckpointError if there is none, or if it cannot be read."""
-        file = self.require_tokenizer()
-        return Tokenizer.load(file, read_settings(file.parent, self.folder))
-
-
 class LlamaParts(NamedTuple):
     """What a LLaMA folder holds, opened."""
 
@@ -243,7 +210,7 @@ def stream_sources(
     place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     tokenizer_file = place.require_tokenizer()
     adapter = None if spec.adapter is None else open_adapter(spec.adapter, for_texts=True)
-    sees_tokens = adapter is None and place.form == "huggingface" and has_connector(place.folder)
+    sees_tokens = adapter is None and place.sees_tokens
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
     folded = llama.merged
@@ -482,65 +449,6 @@ def _usual_clip(adapter: AdapterFile) -> Path:
     return found
 
 
-def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = None) -> LlamaFolder:
-    """Find the LLaMA folder and its tokenizer: `llama_dir` itself, its sub-folder `llama_type`, or its only model
-    folder. A GGUF file, or the only one of a folder, stands for a folder.
-
-    Raises CheckpointError if there is no such folder or file.
-    """
-    root = Path(llama_dir)
-    if is_gguf(root) and not root.is_dir():
-        if llama_type:
-            raise CheckpointError(
-                f"`{root}` is a file, so it has no sub-folder `{llama_type}`", hint="leave out --llama-type"
-            )
-        return LlamaFolder(folder=root, form="gguf", tokenizer=root)
-    if not root.is_dir():
-        problem = "is a file, and no .gguf file" if root.exists() else "does not exist"
-        raise CheckpointError(
-            f"The LLaMA folder `{root}` {problem}",
-            hint="pass the folder with the weights, or a .gguf file, as --llama-dir",
-        )
-    models = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and form_of(entry))
-    if llama_type:
-        folder = root / llama_type
-        if not folder.is_dir():
-            hint = f"as --llama-type there {_enumerate(models)}" if models else "see --llama-dir and --llama-type"
-            if form_of(root) is not None:
-                hint = "that folder is a model itself: leave out --llama-type"
-            raise CheckpointError(f"`{root}` has no sub-folder `{llama_type}`", hint=hint)
-    elif form_of(root) is None and len(models) == 1:
-        folder = root / models[0]
-    else:
-        folder = root
-    form = form_of(folder)
-    if form is None:
-        hint = (
-            "wanted: params.json with consolidated.00.pth (Meta), config.json with safetensors (Hugging Face), a "
-            ".ckpt with its YAML (MindFormers), a .gguf file, or a bundle"
-        )
-        if models and not llama_type:
-            hint = f"name one of its models as --llama-type; there {_enumerate(models)}"
-        elif any(folder.glob("consolidated.*.pth")):
-            hint = "it has the weights, but their params.json is missing; copy it too"
-        elif (snapshots := folder / "snapshots").is_dir():
-            hint = f"it is a repository in the cache of the Hugging Face Hub: name the folder in `{snapshots}`"
-        raise CheckpointError(f"`{folder}` is no LLaMA folder", hint=lora_hint(folder) or hint)
-    if form == "gguf":
-        file = only_gguf(folder)
-        return LlamaFolder(folder=file, form=form, tokenizer=file)
-    beside = folder if folder == root else root
-    tokenizer = next(filter(None, map(find_tokenizer, (folder, beside, folder.parent))), None)
-    return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
-
-
-def tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a bundle, a LLaMA folder, or beside a LLaMA folder. Raises CheckpointError if there is none."""
-    place = Path(folder)
-    file = find_tokenizer(place)
-    return find_llama(place).open_tokenizer() if file is None else Tokenizer.load(file, read_settings(place))
-
-
 def open_llama(place: LlamaFolder) -> LlamaSource:
     """Open a LLaMA folder. Raises the CheckpointError of its reader."""
     opened: LlamaSource = _OPENERS[place.form](place.folder)
@@ -623,10 +531,6 @@ def claimed_digest(path: str | os.PathLike[str]) -> str | None:
 def adapter_name(path: str | os.PathLike[str]) -> str:
     """An adapter's name for display: its file name without digest and suffix."""
     return shown_name(re.sub(r"^[0-9a-f]{64}_", "", Path(path).name).removesuffix(".pth") or Path(path).name)
-
-
-def _enumerate(names: list[str]) -> str:
-    return ("is " if len(names) == 1 else "are ") + ", ".join(f"`{name}`" for name in names[:12])
 
 
 def digest_of(files: Sequence[SourceFile], vision: VisionConfig, decoder: DecoderConfig) -> str:

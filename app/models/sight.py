@@ -3,19 +3,14 @@
 Imports no torch: commands ask before they load a model.
 """
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.errors import CheckpointError
-from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 
 if TYPE_CHECKING:  # `--help` needs no numpy
     from llama_adapter.llm.config import DecoderConfig
     from llama_adapter.llm.picture_format import PictureFormat
     from llama_adapter.vision.config import VisionConfig
-
-KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of Hugging Face's config.json
 
 
 def encoding_bytes(
@@ -32,31 +27,13 @@ def encoding_bytes(
     return int((vision.num_activations + kept) * itemsize)
 
 
-def is_blind(spec: CaptionerSpec) -> bool:
-    """Whether the model of a spec is a LLaMA that sees no pictures: without an adapter, and without a connector."""
-    if spec.llama_dir is None or spec.adapter is not None:
-        return False
-    return not has_connector(Path(spec.llama_dir, spec.llama_type or ""))
+def is_blind(sources: CaptionerSpec | EncoderSources) -> bool:
+    """Whether the model is a LLaMA that sees no pictures: without an adapter, and without a connector.
 
-
-def has_connector(folder: Path) -> bool:
-    """Whether a folder holds a model that sees pictures as tokens.
-
-    Raises CheckpointError for a model with a tower that is of another kind, or in another form.
+    Raises CheckpointError if there is no such LLaMA folder.
     """
-    from llama_adapter.runtime.tensor_files.arrays import read_json  # imports numpy
-
-    try:
-        config = read_json(folder / "config.json")
-    except CheckpointError:
+    if sources.llama_dir is None or sources.adapter is not None:
         return False
-    kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
-    if kind in KINDS and not is_original:
-        return True
-    if is_original or "vision_config" in config:
-        what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
-        raise CheckpointError(
-            f"`{folder}` holds a model {what}, whose pictures are not read here",
-            hint="LLaVA-1.5, Idefics3 and SmolVLM in Hugging Face's form are read, such as llava-hf/llava-1.5-7b-hf",
-        )
-    return False
+    from llama_adapter.app.models.llama_folder import find_llama  # imports numpy
+
+    return not find_llama(sources.llama_dir, llama_type=sources.llama_type).sees_tokens

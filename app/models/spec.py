@@ -185,11 +185,8 @@ class CaptionerSpec:
             )
         if self.decoder is None and (self.decoder_backend or self.ge_config):
             raise ValueError("decoder_backend and ge_config go with decoder, which is missing")
-        if self.is_llama_alone and (self.clip or self.visual_heads or self.encoder):
-            raise ValueError(
-                "clip, visual_heads and encoder go with adapter, which is missing. For a model that sees "
-                "pictures as tokens, `llama-adapter convert` makes a bundle, which takes an encoder"
-            )
+        if self.is_llama_alone and (self.clip or self.visual_heads):
+            raise ValueError("clip and visual_heads go with adapter, which is missing")
 
     def _check_encoder_device(self, device: int | str) -> None:
         """Raise ValueError for a device that does not run this kind of encoder."""
@@ -223,20 +220,29 @@ def _folders(given: Sequence[str] | str | os.PathLike[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderSources:
-    """Where an encoder's weights are: an adapter with its CLIP, else a bundle, else the embedded model."""
+    """Where an encoder's weights are: an adapter with its CLIP, else a model: a bundle, a LLaMA, the embedded one."""
 
     model: str | None = None
+    llama_dir: str | None = None  # of a model that sees pictures as tokens; not read if there is an adapter
+    llama_type: str | None = None
     adapter: str | None = None
     clip: str | None = None
     visual_heads: int | None = None
     channel_order: WantedOrder = "auto"
 
     def __post_init__(self) -> None:
-        if self.model is not None and self.adapter is not None:
-            raise ValueError("model and adapter exclude each other: give a bundle, or the files it is made of")
+        for name in ("adapter", "llama_dir"):
+            if self.model is not None and getattr(self, name) is not None:
+                raise ValueError(f"model and {name} exclude each other: give a bundle, or the files it is made of")
         if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
             raise ValueError("clip and visual_heads go with adapter, which is missing")
-        require_named(self, "model", "adapter", "clip", hint=_NAME_A_PATH)
+        require_named(self, "model", "llama_dir", "adapter", "clip", hint=_NAME_A_PATH)
+
+    @property
+    def whole(self) -> CaptionerSpec:
+        """The model, if there is no adapter."""
+        names = ("model", "llama_dir", "llama_type", "channel_order")
+        return CaptionerSpec(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

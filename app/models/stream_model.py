@@ -41,7 +41,7 @@ from llama_adapter.vision.card import EncoderCard
 def stream_model(
     spec: CaptionerSpec,
     *,
-    dtype: Dtype,
+    dtype: Dtype | None,
     encoder: EncoderCard | None = None,
     is_encoded_elsewhere: bool = False,
     take_packed: TakePacked | None = None,
@@ -49,6 +49,7 @@ def stream_model(
 ) -> StreamedModel:
     """The weights of `spec` on the CPU, in `dtype` and the precision of `spec`; the decoder's are read one by one.
 
+    With None as `dtype`, weights are left as stored.
     With `ranks`, the decoder's tensors are this process's share. If pictures are encoded elsewhere, CLIP may be
     missing, and a bundle's encoder is left as stored; `encoder` is the card of the encoder in use, if it has one.
     Without `take_packed`, all weights are unpacked.

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
-from llama_adapter.runtime.tensor_files.files import Shape
 from llama_adapter.runtime.text import shown_excerpt
+
+if TYPE_CHECKING:  # it imports torch, which the hint for a folder does without
+    from llama_adapter.runtime.tensor_files.files import Shape
 
 CONFIG: Final = "adapter_config.json"
 _TRIAL_S: Final = 5.0  # for all expressions of a config on the names of all modules, in another process
@@ -76,7 +78,7 @@ class PeftConfig:
     path: Path
     entries: Mapping[str, Any]  # those of `_ENTRIES`
 
-    def changed(self, modules: Mapping[str, Shape]) -> tuple[set[str], set[str]]:
+    def changed(self, modules: "Mapping[str, Shape]") -> tuple[set[str], set[str]]:
         """The modules that have low-rank factors, and those whose whole weights are in the file.
 
         `modules` are all modules of a LLaMA with the shapes of their weights; embedding and head are the first and the

@@ -15,7 +15,8 @@ from PIL import Image
 from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import new_adapter
 from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import find_llama, open_clip, open_llama_parts
+from llama_adapter.app.models.checkpoints import open_clip, open_llama_parts
+from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.vision.weights import visual_tensors
 from scripts.train_embedded.pictures import PROOF_SEED

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 from llama_adapter.app.command_line.commands.answering import are_encoded, inputs_from
-from llama_adapter.app.command_line.values import settings, spec_from
-from llama_adapter.app.models.sight import has_connector
-from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
+from llama_adapter.app.command_line.values import settings, sources_from, spec_from
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime.errors import UsageError
 
 
@@ -24,16 +23,13 @@ def run_encode(options: argparse.Namespace) -> int:
     from llama_adapter.app.jobs.encoding import EncodeRunner
     from llama_adapter.app.jobs.job import Job
     from llama_adapter.app.jobs.run import run_job
-    from llama_adapter.app.models.spec import EncoderSources
     from llama_adapter.runtime.settings.sources import to_run_again
 
     given = vars(options)
     if options.keys_values:
         sources, spec = EncoderSources(), spec_from(options)
     else:
-        if options.llama_dir is not None and options.adapter is None and has_connector(Path(options.llama_dir)):
-            raise tokens_error(Path(options.llama_dir).name)
-        sources = settings(EncoderSources, given)
+        sources = sources_from(options)
         unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
         spec = settings(CaptionerSpec, {**given, **unread, "lora": ()})
     values = {
@@ -56,6 +52,9 @@ def _encode_text(options: argparse.Namespace) -> int:
     if os.path.exists(options.out) and not options.overwrite:
         raise UsageError(f"`{options.out}` exists already", hint="replace it with --overwrite")
     spec = spec_from(options, sees_pictures=False)
+    from llama_adapter.app.models.early import require_model
+
+    require_model(spec)
     from llama_adapter.app.captioning.encode_text import encode_text
 
     num_tokens = encode_text(spec, options.text, Path(options.out))

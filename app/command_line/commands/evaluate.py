@@ -38,6 +38,10 @@ def run_eval(options: argparse.Namespace) -> int:
 
 def run_bench(options: argparse.Namespace) -> int:
     spec = spec_from(options)
+    if options.random is None:
+        from llama_adapter.app.models.early import require_model
+
+        require_model(spec)
     from llama_adapter.app.command_line.measuring.bench import BenchJob
     from llama_adapter.app.command_line.measuring.bench import run_bench as measure
     from llama_adapter.app.command_line.measuring.bench_report import format_table, write_plot

@@ -1,13 +1,11 @@
 """`export onnx`, `export decoder` and `export om`."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from llama_adapter.app.command_line.flags import add_parser, command
-from llama_adapter.app.command_line.values import holding_out, settings
-from llama_adapter.app.models.sight import has_connector
-from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.app.command_line.values import holding_out, settings, sources_from
+from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.graphs import defaults as usual
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 
@@ -42,17 +40,13 @@ def _run_export_decoder(options: argparse.Namespace) -> int:
 
 @holding_out
 def _run_export_onnx(options: argparse.Namespace) -> int:
-    if options.llama_dir is not None and options.adapter is None:
-        if has_connector(Path(options.llama_dir)):
-            raise UsageError(
-                f"`{options.llama_dir}` sees pictures as tokens, and its encoder is exported from a bundle",
-                hint="make one by `llama-adapter convert --llama-dir FOLDER --out BUNDLE`, and name it as --model",
-            )
-        raise UsageError("The encoder is in --adapter, which is missing; --llama-dir has none")
-    from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, run_export_onnx
-    from llama_adapter.app.models.spec import EncoderSources
+    sources = sources_from(options)
+    from llama_adapter.app.models.early import require_model
 
-    run_export_onnx(settings(OnnxJob, {**vars(options), "sources": settings(EncoderSources, vars(options))}))
+    require_model(sources)
+    from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, run_export_onnx
+
+    run_export_onnx(settings(OnnxJob, {**vars(options), "sources": sources}))
     return ExitCode.OK
 
 

@@ -24,11 +24,9 @@ from llama_adapter.app.models.bundle_manifest import (
 from llama_adapter.app.models.bundle_tensors import Stored, read_decoder, read_vision
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
-    LlamaFolder,
     base_name,
     claimed_digest,
     find_clip,
-    find_llama,
     lora_notes,
     merge_loras,
     open_clip,
@@ -37,11 +35,11 @@ from llama_adapter.app.models.checkpoints import (
     resolve_channel_order,
 )
 from llama_adapter.app.models.connected import open_connected
+from llama_adapter.app.models.llama_folder import LlamaFolder, find_llama
 from llama_adapter.app.models.models_by_name import LlamaForm, bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.roofline import tower_flops
-from llama_adapter.app.models.sight import has_connector
 from llama_adapter.app.models.sketch import HalfConfig
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
@@ -132,7 +130,7 @@ def _check_sources(report: Report, spec: CaptionerSpec, *, exported: bool, encod
         tokenizer = report.attempt("tokenizer", place.open_tokenizer)
         llama = report.attempt("llama", lambda: open_llama(place))
         if adapter_file is None:
-            sees_tokens = report.attempt("vision", lambda: has_connector(place.folder))
+            sees_tokens = report.attempt("vision", lambda: place.sees_tokens)
     if adapter_file is not None:
         adapter = report.attempt("adapter", lambda: open_adapter(adapter_file, for_texts=True))
     clip: ClipSource | None = None

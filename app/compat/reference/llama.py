@@ -20,7 +20,8 @@ from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.compat.reference.pictures import SessionEncoder, clip_transform, encoder_pixels
-from llama_adapter.app.models.checkpoints import CLIP_CACHE, CLIP_FILE, RELEASED_ADAPTERS, find_llama, tokenizer_of
+from llama_adapter.app.models.checkpoints import CLIP_CACHE, CLIP_FILE, RELEASED_ADAPTERS
+from llama_adapter.app.models.llama_folder import find_llama, tokenizer_of
 from llama_adapter.app.models.named.located import find_weights
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams

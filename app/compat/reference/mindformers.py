@@ -12,7 +12,7 @@ from llama_adapter.app.compat.pipeline import InferTask as OwnInferTask
 from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.compat.pipeline import pipeline as open_pipeline
 from llama_adapter.app.compat.streamer import TextIteratorStreamer, TextStreamer
-from llama_adapter.app.models.checkpoints import tokenizer_of
+from llama_adapter.app.models.llama_folder import tokenizer_of
 from llama_adapter.app.models.models_by_name import find_model, model_settings
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.errors import UsageError

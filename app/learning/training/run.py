@@ -36,7 +36,8 @@ from llama_adapter.app.learning.training.scoring import (
 from llama_adapter.app.learning.training.targets import targets_of
 from llama_adapter.app.learning.training.yardstick import yardstick_of
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT, find_llama
+from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
+from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.parallel.launch import launched
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec

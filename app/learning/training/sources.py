@@ -15,6 +15,7 @@ from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.checkpoints import LoadedModel, SourceFile, StoredQuestions
+from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -72,7 +73,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         )
     if spec.llama_dir is None:
         return _of_bundle(bundle_folder(spec.model), spec)
-    place = checkpoints.find_llama(spec.llama_dir, llama_type=spec.llama_type)
+    place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
     adapter = None if spec.adapter is None else open_adapter(spec.adapter, for_texts=True)
     if adapter is not None and adapter.is_chat:
         raise UsageError(

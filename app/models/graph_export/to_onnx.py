@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.checkpoints import LoadedEncoder, read_encoder, require_encoder
 from llama_adapter.app.models.graph_export.output import (
     check_place,
@@ -19,8 +19,9 @@ from llama_adapter.app.models.graph_export.output import (
     told_next,
     told_parity,
 )
-from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import EncoderSources
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.app.pictures.reading.reader import PictureReading
@@ -62,16 +63,14 @@ def load_encoder(sources: EncoderSources) -> LoadedEncoder:
     """Load the encoder's weights in float32. The language model is not needed. Raises CheckpointError."""
     if sources.adapter is not None:
         return read_encoder(sources)
-    place = embedded_model() if sources.model is None else Path(sources.model)
-    model = load_bundle(place, channel_order=sources.channel_order)  # the decoder is mapped but not read
+    model, _ = stream_model(sources.whole, dtype=torch.float32)  # the decoder is not read
     require_encoder(model)
     if model.precision != FLOAT:
         raise CheckpointError(
-            f"The bundle `{place}` has 8-bit weights, and an encoder is exported from full ones",
+            f"The bundle `{sources.model}` has 8-bit weights, and an encoder is exported from full ones",
             hint="export from the bundle it was made from: the exported file works with both",
         )
-    state = {key: tensor.float() for key, tensor in model.vision_state.items()}
-    return LoadedEncoder(name=model.name, config=model.vision_config, state=state)
+    return LoadedEncoder(name=model.name, config=model.vision_config, state=model.vision_state)
 
 
 def run_export_onnx(job: OnnxJob) -> None:
@@ -119,8 +118,14 @@ def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: 
 def _model_flags(sources: EncoderSources) -> list[str]:
     """The flags that name the encoder's model in other commands, which also need its LLaMA."""
     flags = [] if sources.model is None else ["--model", sources.model]
+    if sources.llama_dir is not None:
+        flags = [
+            "--llama-dir",
+            sources.llama_dir,
+            *(["--llama-type", sources.llama_type] if sources.llama_type else []),
+        ]
     if sources.adapter is not None:
-        flags = ["--llama-dir", "LLAMA", "--adapter", sources.adapter]
+        flags = [*(flags or ["--llama-dir", "LLAMA"]), "--adapter", sources.adapter]
     return flags if sources.channel_order == "auto" else [*flags, "--channel-order", sources.channel_order]
 
 

@@ -105,9 +105,9 @@ def bundle(folder: Path) -> Path:
     return convert(CaptionerSpec(llama_dir=folder), folder / "bundle", dtype=torch.float32)
 
 
-def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path) -> None:
+def test_an_encoder_of_another_model_is_refused(exported: Path, bundle: Path, folder: Path) -> None:
     other = str(Path(exported_embedded()) / "encoder.onnx")
-    for options in ({"decoder": exported}, {"model": bundle}):
+    for options in ({"decoder": exported}, {"model": bundle}, {"llama_dir": folder}):
         with pytest.raises(GraphError, match=r"makes 10 visual queries of width|makes 10 tokens of width"):
             Captioner.load(encoder=other, **options)
 
@@ -162,6 +162,8 @@ def test_what_is_said_of_an_encoder_without_a_card(exported: Path, bundle: Path,
 SOURCES = {
     "a bundle, an exported encoder": lambda places: {"model": places.bundle, "encoder": places.encoder},
     "a bundle, an encoder without a card": lambda places: {"model": places.bundle, "encoder": places.foreign},
+    "a folder, an exported encoder": lambda places: {"llama_dir": places.folder, "encoder": places.encoder},
+    "a folder, an encoder without a card": lambda places: {"model": places.folder, "encoder": places.foreign},
     "an exported decoder, an encoder without a card": lambda places: {
         "decoder": places.exported,
         "encoder": places.foreign,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from llama_adapter import Captioner, ModelRunner, RawPrompt, TextDelta, UsageError, pipeline
 from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.models.checkpoints import find_llama
+from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from tests.app.command import run_several
+from tests.app.golden import ROOT
 
 HEAVY = {
     *("torch", "numpy", "PIL", "safetensors", "sentencepiece", "tokenizers", "huggingface_hub", "jinja2", "gguf"),
@@ -31,13 +32,48 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
     assert imported(*(line.split() for line in USAGE), code=2) == set()
 
 
-def test_an_unknown_model_is_refused_without_torch() -> None:
+LLAMA = f"--llama-dir {ROOT}/tests/golden/LLaMA --llama-type TINY"
+NO_FILE = "There is no file `nonsense`"
+MISSING = {  # flags of a model -> what is said of it
+    "--model nonsense": "`nonsense` is no model bundle",
+    "--llama-dir nonsense --adapter x.pth": "The LLaMA folder `nonsense` does not exist",
+    f"{LLAMA} --adapter nonsense": NO_FILE,
+    f"{LLAMA} --adapter {PICTURE} --clip nonsense": "There is no CLIP at `nonsense`",
+}
+ENCODERS = {  # likewise, of an encoder: with an adapter, no LLaMA is read
+    "--model nonsense": MISSING["--model nonsense"],
+    "--llama-dir nonsense --adapter nonsense": NO_FILE,
+    f"--adapter {PICTURE} --clip nonsense": "There is no CLIP at `nonsense`",
+    "--llama-dir nonsense": "The LLaMA folder `nonsense` does not exist",
+}
+COMMANDS = {
+    "caption PICTURE": MISSING,
+    "generate --prompt a": MISSING | {"--llama-dir nonsense": "The LLaMA folder `nonsense` does not exist"},
+    "bench": MISSING,
+    "encode PICTURE --keys-values --out OUT": MISSING,
+    "encode --text a --out OUT.npy": MISSING,
+    "encode PICTURE --out OUT": ENCODERS,
+    "export onnx --out OUT.onnx": ENCODERS,
+}
+
+
+def test_a_missing_part_of_a_model_is_refused_without_torch(tmp_path: Path) -> None:
     """Other faults of the same command, such as a device that is not there, are found with torch."""
-    unknown = ["--model", "nonsense"]
-    flags = ("", "--batch-size auto", "--device cuda", "--tensor-parallel 2")
-    commands = (["caption", PICTURE, *unknown, *words.split()] for words in flags)
-    generate = ["generate", "--prompt", "a", *unknown]
-    assert imported(*commands, generate, code=1, said="`nonsense` is no model bundle") <= ANSWERING
+    places = {
+        "PICTURE": PICTURE,
+        **{f"OUT{suffix}": str(tmp_path / f"out{suffix}") for suffix in ("", ".npy", ".onnx")},
+    }
+    flags = ("--batch-size auto", "--device cuda", "--tensor-parallel 2")
+    lines = [(f"caption PICTURE --model nonsense {words}", MISSING["--model nonsense"]) for words in flags]
+    for command, models in COMMANDS.items():
+        device = "" if command.startswith("export") else " --device cuda"
+        lines += [(f"{command} {model}{device}", said) for model, said in models.items()]
+    encoder = "caption PICTURE --model nonsense --encoder nonsense.onnx --device cuda"
+    lines.append((encoder, "The encoder `nonsense.onnx` does not exist"))
+    ran = run_several([places.get(word, word) for word in line.split()] for line, _ in lines)
+    for (line, said), one in zip(lines, ran, strict=True):
+        assert (one.code, said in one.told) == (1, True), (line, one)
+    assert HEAVY & {*ran[-1].modules} <= ANSWERING
 
 
 def test_a_bundle_answers_without_torch_at_its_first_use_and_a_command_that_finds_all_answers_imports_no_model(

@@ -16,7 +16,8 @@ from llama_adapter import Captioner, CheckpointError, UsageError
 from llama_adapter.__main__ import main
 from llama_adapter.app.models.bundle import convert, load_bundle
 from llama_adapter.app.models.bundle_manifest import read_manifest
-from llama_adapter.app.models.checkpoints import find_llama, open_llama, stream_sources
+from llama_adapter.app.models.checkpoints import open_llama, stream_sources
+from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle, stream_model

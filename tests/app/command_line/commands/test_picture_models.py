@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -61,23 +62,32 @@ def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -
     assert "cut into up to 10 squares" in words
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["--keys-values"], []],
-    ids=["keys and values", "queries"],
-)
-def test_prefix_files_hold_no_tokens_of_pictures(folder: Path, flags: list[str], run: Run, tmp_path: Path) -> None:
-    ran = run("encode", str(folder.parent / "photos"), flags, "--llama-dir", str(folder), "--out", str(tmp_path / "o"))
-    assert ran.code == ExitCode.USAGE
-    assert "`toy-vlm` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
-
-
 @pytest.fixture
 def bundle(folder: Path, run: Run) -> str:
     made = folder.parent / "bundle"
     if not made.exists():
         assert run("convert", "--llama-dir", str(folder), "--out", str(made), "--no-known-answer").code == 0
     return str(made)
+
+
+@pytest.fixture(params=["folder", "bundle"])
+def model(request: pytest.FixtureRequest) -> list[str]:
+    """The flags of the model."""
+    return [{"folder": "--llama-dir", "bundle": "--model"}[request.param], str(request.getfixturevalue(request.param))]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--keys-values"], []],
+    ids=["keys and values", "queries"],
+)
+def test_prefix_files_hold_no_tokens_of_pictures(
+    folder: Path, model: list[str], flags: list[str], run: Run, tmp_path: Path
+) -> None:
+    ran = run("encode", str(folder.parent / "photos"), flags, model, "--out", str(tmp_path / "o"))
+    assert ran.code == ExitCode.USAGE
+    name = Path(model[1]).name
+    assert f"`{name}` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
 
 
 def test_a_bundle_is_exported_with_its_encoder(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
@@ -100,31 +110,24 @@ def test_a_bundle_is_exported_with_its_encoder(folder: Path, bundle: str, run: R
     assert "sees pictures as tokens of its prompts, and prefix files hold none" in refused.err
 
 
-def test_the_encoder_of_a_bundle_is_exported_alone(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
+def test_the_encoder_is_exported_alone(folder: Path, model: list[str], run: Run, tmp_path: Path) -> None:
     encoder, out, photos = str(tmp_path / "one.onnx"), str(tmp_path / "out"), str(folder.parent / "photos")
-    exported = run("export", "onnx", "--model", bundle, "--out", encoder)
+    exported = run("export", "onnx", model, "--out", encoder)
     assert exported.code == 0, exported.err
-    checked = run("doctor", "--model", bundle, "--encoder", encoder)
+    told = exported.err.splitlines()[-1].removeprefix("next: llama-adapter ").replace("PICTURE", photos)
+    checked = run("doctor", model, "--encoder", encoder)
     assert checked.code == 0, checked.out
     assert "is this model's own, by tower and connector" in " ".join(checked.out.split())
-    alone = run("export", "decoder", "--model", bundle, "--out", out, "--without-encoder", "--without-comparison")
+    alone = run("export", "decoder", model, "--out", out, "--without-encoder", "--without-comparison")
     assert alone.code == 0, alone.err
 
     flags = ["--max-new-tokens", "6"]
     blind = run("caption", "--decoder", out, photos, flags)
     assert (blind.code, "has no picture encoder" in blind.err) == (ExitCode.FAILED, True)
-    wanted = run("caption", "--model", bundle, photos, flags, "--dtype", "float32", "--device", "cpu")
+    in_torch = [*flags, "--dtype", "float32", "--device", "cpu"]
+    wanted = run("caption", model, photos, in_torch)
     assert run("caption", "--decoder", out, "--encoder", encoder, photos, flags).texts() == wanted.texts() != {}
-
-
-def test_a_folder_says_that_its_bundle_takes_and_makes_encoders(folder: Path, run: Run, tmp_path: Path) -> None:
-    photos, file = str(folder.parent / "photos"), str(tmp_path / "one.onnx")
-    for ran in (
-        run("caption", photos, "--model", str(folder), "--encoder", file),
-        run("export", "onnx", "--llama-dir", str(folder), "--out", file),
-    ):
-        assert ran.code == ExitCode.USAGE
-        assert "`llama-adapter convert" in ran.err
+    assert run(*shlex.split(told), in_torch).texts() == wanted.texts()
 
 
 def test_gears_are_proposed_within_the_context(folder: Path, run: Run, tmp_path: Path) -> None:

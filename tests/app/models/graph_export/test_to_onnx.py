@@ -102,6 +102,8 @@ def test_the_next_step_is_a_command_that_takes_the_file() -> None:
     assert to_onnx._model_flags(EncoderSources(model="m", channel_order="bgr")) == (
         ["--model", "m", "--channel-order", "bgr"]
     )
+    parts = to_onnx._model_flags(EncoderSources(llama_dir="l", llama_type="t", adapter="a"))
+    assert parts == ["--llama-dir", "l", "--llama-type", "t", "--adapter", "a"]
 
 
 def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
