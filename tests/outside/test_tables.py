@@ -1,6 +1,7 @@
 """Tables and JSON as people have them: each gives the same pictures and questions to jobs and to labelled data."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
+from llama_adapter.app.pictures.inputs.manifests import check_manifest
+from llama_adapter.app.pictures.inputs.tables import check_table, read_rows
 from tests.app.command import Run
 from tests.app.pictures.inputs.files import message
 
@@ -120,6 +123,36 @@ def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> Non
     found = read_examples(str(tmp_path / "t.parquet"), looks=False, digests=False)
     assert [one.answers for one in found.examples] == [("cat",), ("dog",), ("7",)]
     assert found.left_out.note().startswith("rows without an answer: 1")
+
+
+def test_parquet_is_checked_by_its_schema_and_read_by_groups(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file, size = tmp_path / "t.parquet", 1 << 20
+    rows = [{"Image": {"bytes": os.urandom(size), "path": f"{number}.jpg"}, "name": "x"} for number in range(16)]
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=1)
+    held = [pa.total_allocated_bytes() for _ in read_rows(str(file), what="table", wanted=["image"])]
+    assert (len(held), max(held) < 5 * size) == (16, True)
+
+    whole = file.read_bytes()
+    file.write_bytes(whole[: 8 * size] + bytes(size) + whole[9 * size :])
+    check_manifest(str(file))  # reads no rows
+    with pytest.raises(InputsError, match="Wanted to read the table"):
+        list(read_rows(str(file), what="table"))
+    with pytest.raises(InputsError, match="one of the columns prompt"):
+        check_manifest(str(file), needs_questions=True)
+    with pytest.raises(InputsError, match="it holds image, name"):
+        check_table(str(file), what="table", wanted=["question"])
+    file.write_bytes(whole[:-9])
+    with pytest.raises(InputsError, match="Wanted to read the manifest"):
+        check_manifest(str(file))
+    pq.write_table(pa.Table.from_pylist(rows).slice(0, 0), file)
+    with pytest.raises(InputsError, match="which has none"):
+        check_manifest(str(file))
+    turns = [{"messages": [{"role": "user", "content": "a"}]}]
+    pq.write_table(pa.Table.from_pylist(turns), file)
+    first = check_table(str(file), what="table", wanted=["conversations"])
+    assert first is not None
+    assert first.values["conversations"] == []
 
 
 def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from llama_adapter.app.pictures.inputs.fields import (
     row_picture,
 )
 from llama_adapter.app.pictures.inputs.items import InputsError, PictureInput
-from llama_adapter.app.pictures.inputs.lines import can_read_again
 from llama_adapter.app.pictures.inputs.tables import JSON_SUFFIXES, check_table, read_rows
 from llama_adapter.runtime.text import shown_name
 
@@ -51,11 +50,10 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
 
 def check_manifest(path: str, *, needs_questions: bool = False) -> None:
     """Raise `InputsError` if a manifest is unusable as a whole, as far as it can be read more than once."""
-    check_table(path, what=_WHAT, wanted=PICTURE_COLUMNS)
-    if needs_questions and can_read_again(path):
+    first = check_table(path, what=_WHAT, wanted=PICTURE_COLUMNS)
+    if needs_questions and first is not None:
         if path.lower().endswith(JSON_SUFFIXES):  # objects may have different fields
             return
-        first = next(read_rows(path, what=_WHAT))  # `check_table` has seen it
         if not first.problem and first_column(first.values, of=PROMPT_COLUMNS) is None:
             raise InputsError(
                 f"Wanted one of the columns {named(PROMPT_COLUMNS)} in the manifest `{shown_name(path)}`, got "

@@ -11,7 +11,9 @@ import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llama_adapter.app.pictures.inputs.fields import (
     JSON,
@@ -300,8 +302,12 @@ def _has_raw_bytes(value: object) -> bool:
     return isinstance(value, str) and any("\udc80" <= character <= "\udcff" for character in value)
 
 
-def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> None:
-    """Raise `InputsError` if a table is unusable as a whole, as far as it can be read more than once."""
+def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> Row | None:
+    """Raise `InputsError` if a table is unusable as a whole, as far as it can be read more than once.
+
+    Returns the first row, or None if it cannot be read again. Of Parquet only the schema is read, so its row has names
+    without values.
+    """
     check_suffix(path, what=what)
     check_lines(path, what=what)
     if not can_read_again(path) and _suffix(path) not in (*_LINE_SUFFIXES, ".csv", ".tsv"):
@@ -309,15 +315,21 @@ def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> None:
             f"Wanted a {what}, and `{shown_name(path)}` is a pipe or a device.",
             hint="`.json` and `.parquet` are read as a whole, more than once; `.jsonl` and `.csv` line by line",
         )
-    if can_read_again(path):
-        rows = read_rows(path, what=what, wanted=wanted)
-        if next(rows, None) is None:
-            raise InputsError(f"Wanted rows in the {what} `{shown_name(path)}`, which has none.", hint="check the file")
-        try:
-            with opened_lines(path, what=what) as file:
-                deque(codecs.iterdecode(iter(file.read1, b""), "utf-8"), maxlen=0)
-        except UnicodeDecodeError:
-            deque(rows, maxlen=0)
+    if not can_read_again(path):
+        return None
+    rows = read_rows(path, what=what, wanted=wanted)
+    if _suffix(path) == ".parquet":
+        table = _Table(path=path, what=what, wanted=wanted, known=KNOWN_COLUMNS)
+        rows = _known_rows(_schema_rows(path, what=what), table)
+    first = next(rows, None)
+    if first is None:
+        raise InputsError(f"Wanted rows in the {what} `{shown_name(path)}`, which has none.", hint="check the file")
+    try:
+        with opened_lines(path, what=what) as file:
+            deque(codecs.iterdecode(iter(file.read1, b""), "utf-8"), maxlen=0)
+    except UnicodeDecodeError:
+        deque(rows, maxlen=0)
+    return first
 
 
 def check_pyarrow() -> None:
@@ -331,22 +343,42 @@ def check_pyarrow() -> None:
 
 
 def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
-    """The rows, in bounded memory. A picture inside is an object with its `bytes` and `path`. Raises `InputsError`."""
-    check_pyarrow()
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """The rows; one group of them is in memory. A picture inside is an object with its `bytes` and `path`.
 
+    Raises `InputsError`.
+    """
     number = 0
-    try:
-        with pq.ParquetFile(path) as file:
-            classes = _classes(file.schema_arrow.metadata or {})
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+    with _opened_parquet(path, what=what) as file:
+        classes = _classes(file.schema_arrow.metadata or {})
+        for group in range(file.num_row_groups):  # an iterator over several keeps what it has read
+            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
                 for values in batch.to_pylist():
                     number += 1
                     for name, names in classes.items():
                         if isinstance(value := values.get(name), int):
                             values[name] = names.get(value, value)
                     yield Row(line=number, values=values)
+
+
+def _schema_rows(path: str, *, what: str) -> Iterator[Row]:
+    """A row with the names of the columns, if there are rows: values are None, or [] of lists. Raises `InputsError`."""
+    with _opened_parquet(path, what=what) as file:
+        if file.metadata.num_rows:
+            values = {field.name: None for field in file.schema_arrow}
+            lists = {field.name: [] for field in file.schema_arrow if "list" in str(field.type).partition("<")[0]}
+            yield Row(line=1, values=values | lists)
+
+
+@contextmanager
+def _opened_parquet(path: str, *, what: str) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`. Raises UsageError without pyarrow, and `InputsError` if it cannot be read."""
+    check_pyarrow()
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise unreadable(path, what=what, reason=reason, hint="copy it again") from None
