@@ -118,6 +118,12 @@ def test_a_row_precedes_the_call_and_the_call_the_pipeline(
     assert ask({"image": CIRCLE, **row}, **options)[0]["ask_text"] == ["purple"]
 
 
+def test_a_row_without_the_named_column_is_refused_with_its_columns(caption: Pipeline, text: Pipeline) -> None:
+    for asked, name in ((caption, "text_column"), (caption, "image_column"), (text, "text_column")):
+        with pytest.raises(ValueError, match=r"an input has no column asked; its columns are image$"):
+            asked({"image": STAR}, **{name: "asked"})
+
+
 def test_a_data_set_is_read_batch_by_batch(captioner: Captioner) -> None:
     rows, read = [{"image": STAR}] * 6, list[int]()
 
