@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ _ACTIVATIONS: Final[Mapping[str, Activation]] = {
 }
 _FILTERS: Final = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _STATISTICS: Final = (("image_mean", "mean"), ("image_std", "std"))
+_FILES: Final = (
+    *("model.safetensors", "pytorch_model.bin"),
+    *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    *("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),  # shards
+)
 # The beginning of `model_type` where a vision tower is CLIP's, SigLIP's or DINOv2's.
 _OUR_TYPES: Final = re.compile("clip|metaclip_2|chinese_clip|siglip|dinov2")  # clip: also clipseg
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
@@ -45,6 +51,25 @@ class ClipSource:
     name: str  # for messages: the path
     config: ClipConfig
     tensors: Mapping[str, Tensor]
+
+
+def clip_files(path: str | os.PathLike[str]) -> list[Path]:
+    """The weight files of a tower at `path`, which is a file or a folder in the form of Hugging Face or open_clip.
+
+    Several files are the shards of one. Raises CheckpointError if there is none.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise CheckpointError(f"There is no CLIP at `{place}`", hint="pass OpenAI's ViT-L-14.pt as --clip")
+    if not place.is_dir():
+        return [place]
+    files = next(filter(None, (sorted(place.glob(name)) for name in _FILES)), [])
+    if not files:
+        raise CheckpointError(
+            f"The folder `{place}` holds no CLIP",
+            hint="wanted: model.safetensors or pytorch_model.bin, open_clip's files, a bundle, or a file",
+        )
+    return files
 
 
 def configs_beside(file: Path, *, are_needed: bool = True) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llama_adapter.app.models.sight import is_blind
-from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec, EncoderSources
+from llama_adapter.app.models.sight import require_sight
+from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
@@ -127,20 +127,8 @@ def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> Cap
     """
     spec = settings(CaptionerSpec, vars(options))
     if sees_pictures:
-        _require_sight(spec)
+        require_sight(spec)
     return spec
-
-
-def sources_from(options: argparse.Namespace) -> EncoderSources:
-    """Where the encoder is that the flags name. Raises UsageError as `spec_from` does."""
-    sources = settings(EncoderSources, vars(options))
-    _require_sight(sources)
-    return sources
-
-
-def _require_sight(sources: CaptionerSpec | EncoderSources) -> None:
-    if is_blind(sources):
-        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
 
 
 def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mapping[str, str] | None = None) -> T:

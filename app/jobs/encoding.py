@@ -16,15 +16,8 @@ from llama_adapter.app.jobs.job import Job
 from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.picture_encoders import OpenEncoder, open_exported
 from llama_adapter.app.jobs.records.record import is_part, read_records
-from llama_adapter.app.models.early import require_model, sees_tokens
-from llama_adapter.app.models.spec import (
-    AUTO,
-    DEFAULT_BATCH_SIZE,
-    CaptionerSpec,
-    EncoderSources,
-    ModelInfo,
-    tokens_error,
-)
+from llama_adapter.app.models.early import refuse_tokens, require_model
+from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec, EncoderSources, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import may_wait
 from llama_adapter.app.pictures.names import name_key
@@ -218,10 +211,9 @@ def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple
     how = {"exif": spec.exif, "reading": spec.reading, "transparency": spec.transparency, "keeps": keeps}
     if keeps == "queries" and spec.vision_kind != "torch":
         return open_exported(spec, how)
-    read = sources if keeps == "queries" else spec
-    require_model(read)
-    if sees_tokens(read):
-        raise tokens_error(Path(read.llama_dir or read.model or "").resolve().name)
+    given = sources if keeps == "queries" else spec
+    require_model(given)
+    refuse_tokens(given)
     from llama_adapter.app.jobs.torch_encoders import open_model, open_weights
 
     return open_weights(spec, sources, how) if keeps == "queries" else open_model(spec, how)

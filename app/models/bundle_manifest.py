@@ -118,11 +118,6 @@ class Manifest(dict[str, Any]):
         fields = self.get("picture_format")
         return None if fields is None else PictureFormat(**fields)
 
-    @property
-    def sees_tokens(self) -> bool:
-        """Whether pictures are tokens of prompts."""
-        return self.picture_format is not None
-
     def files_for(self, ranks: "Alone") -> tuple[str, ...]:
         """Names of the files that this rank needs: all except the other ranks' parts of the decoder.
 

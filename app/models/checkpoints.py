@@ -50,8 +50,7 @@ from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VIT_L_14, ChannelOrder, VisionConfig
 from llama_adapter.vision.formats import WantedOrder
-from llama_adapter.vision.tower_files import clip_files
-from llama_adapter.vision.towers import ClipSource, configs_beside, read_clip
+from llama_adapter.vision.towers import ClipSource, clip_files, configs_beside, read_clip
 from llama_adapter.vision.weights import KNOWN_VISUAL_HEADS, build_vision, read_query
 
 DEFAULT_CONTEXT = 512

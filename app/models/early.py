@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from llama_adapter.app.models.bundle_manifest import MANIFEST, Manifest, read_manifest
+from llama_adapter.app.models.bundle_manifest import Manifest, read_manifest
 from llama_adapter.app.models.exported import check_encoder_exists
 from llama_adapter.app.models.llama_folder import LlamaFolder, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.parallel.launch import launched
 from llama_adapter.app.models.replaced_folder import again_if_replaced
-from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.runtime.tensor_files.arrays import require_file
-from llama_adapter.vision.tower_files import clip_files
 
 
 def require_model(sources: CaptionerSpec | EncoderSources) -> None:
@@ -23,21 +22,23 @@ def require_model(sources: CaptionerSpec | EncoderSources) -> None:
             return
         check_encoder_exists(sources)
     if isinstance(sources, CaptionerSpec) or sources.adapter is None:  # the encoder of an adapter needs no LLaMA
+        _find(sources)
+    for path in (sources.adapter, sources.clip):
+        if path is not None and not Path(path).exists():
+            require_file(Path(path))
+
+
+def refuse_tokens(sources: CaptionerSpec | EncoderSources) -> None:
+    """Raise UsageError, for prefix files, if the model sees pictures as tokens of its prompts."""
+    if sources.adapter is None:
         found = _find(sources)
-        if isinstance(found, LlamaFolder):
-            found.require_tokenizer()
-    if sources.adapter is not None:
-        require_file(Path(sources.adapter))
-    if sources.clip is not None and not Path(sources.clip, MANIFEST).is_file():
-        clip_files(sources.clip)
-
-
-def sees_tokens(sources: CaptionerSpec | EncoderSources) -> bool:
-    """Whether the model sees pictures as tokens of its prompts. Raises CheckpointError if it is missing."""
-    return sources.adapter is None and _find(sources).sees_tokens
+        if found.sees_tokens if isinstance(found, LlamaFolder) else found.picture_format is not None:
+            raise tokens_error(Path(sources.llama_dir or sources.model or "").resolve().name)
 
 
 def _find(sources: CaptionerSpec | EncoderSources) -> LlamaFolder | Manifest:
     if sources.llama_dir is not None:
-        return find_llama(sources.llama_dir, llama_type=sources.llama_type)
+        place = find_llama(sources.llama_dir, llama_type=sources.llama_type)
+        place.require_tokenizer()
+        return place
     return again_if_replaced(read_manifest)(bundle_folder(sources.model))

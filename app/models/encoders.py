@@ -19,7 +19,7 @@ from llama_adapter.app.models.exported import (
     output_name,
 )
 from llama_adapter.app.models.memory_fit import place_encoder
-from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.pictures.prefixes.file import Encoding, check_keys_values, read_first_file
 from llama_adapter.runtime.devices import EAGER, Backend, open_backend
@@ -82,8 +82,10 @@ class GivenEncoder:
             self.card = self._exported.card
 
     def check(self, model: LoadedModel) -> None:
-        """Raise GraphError or PrefixFileError if it is of another model, as far as is known before it is opened."""
+        """Raise GraphError, PrefixFileError or UsageError if it is of another model, as far as files say."""
         encoding, spec = self._encoding, self.spec
+        if encoding is not None and model.picture_format is not None:
+            raise tokens_error(model.name)
         if self.card is not None and (encoding is None or encoding.keeps == "queries"):
             check_card(self.card, model, spec=spec)
         if encoding is None:

@@ -39,7 +39,17 @@ class LlamaFolder:
 
         Raises CheckpointError for a model with a tower that is of another kind, or in another form.
         """
-        return self.form == "huggingface" and _has_connector(self.folder)
+        if self.form != "huggingface" or not (file := self.folder / "config.json").is_file():
+            return False
+        config = read_json(file)
+        kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
+        if not is_original and (kind in _KINDS or "vision_config" not in config):
+            return kind in _KINDS
+        what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
+        raise CheckpointError(
+            f"`{self.folder}` holds a model {what}, whose pictures are not read here",
+            hint="LLaVA-1.5, Idefics3 and SmolVLM in Hugging Face's form are read, such as llava-hf/llava-1.5-7b-hf",
+        )
 
     def require_tokenizer(self) -> Path:
         """The tokenizer's file. Raises CheckpointError if there is none."""
@@ -113,23 +123,6 @@ def tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:
     place = Path(folder)
     file = find_tokenizer(place)
     return find_llama(place).open_tokenizer() if file is None else Tokenizer.load(file, read_settings(place))
-
-
-def _has_connector(folder: Path) -> bool:
-    try:
-        config = read_json(folder / "config.json")
-    except CheckpointError:
-        return False
-    kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
-    if kind in _KINDS and not is_original:
-        return True
-    if is_original or "vision_config" in config:
-        what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
-        raise CheckpointError(
-            f"`{folder}` holds a model {what}, whose pictures are not read here",
-            hint="LLaVA-1.5, Idefics3 and SmolVLM in Hugging Face's form are read, such as llava-hf/llava-1.5-7b-hf",
-        )
-    return False
 
 
 def _enumerate(names: list[str]) -> str:

@@ -6,6 +6,7 @@ Imports no torch: commands ask before they load a model.
 from typing import TYPE_CHECKING
 
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
+from llama_adapter.runtime.errors import UsageError
 
 if TYPE_CHECKING:  # `--help` needs no numpy
     from llama_adapter.llm.config import DecoderConfig
@@ -27,13 +28,11 @@ def encoding_bytes(
     return int((vision.num_activations + kept) * itemsize)
 
 
-def is_blind(sources: CaptionerSpec | EncoderSources) -> bool:
-    """Whether the model is a LLaMA that sees no pictures: without an adapter, and without a connector.
-
-    Raises CheckpointError if there is no such LLaMA folder.
-    """
+def require_sight(sources: CaptionerSpec | EncoderSources) -> None:
+    """Raise UsageError for a LLaMA without adapter and connector, and CheckpointError if there is no such folder."""
     if sources.llama_dir is None or sources.adapter is not None:
-        return False
+        return
     from llama_adapter.app.models.llama_folder import find_llama  # imports numpy
 
-    return not find_llama(sources.llama_dir, llama_type=sources.llama_type).sees_tokens
+    if not find_llama(sources.llama_dir, llama_type=sources.llama_type).sees_tokens:
+        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")

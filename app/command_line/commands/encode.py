@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from llama_adapter.app.command_line.commands.answering import are_encoded, inputs_from
-from llama_adapter.app.command_line.values import settings, sources_from, spec_from
+from llama_adapter.app.command_line.values import settings, spec_from
+from llama_adapter.app.models.sight import require_sight
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime.errors import UsageError
 
@@ -29,7 +30,8 @@ def run_encode(options: argparse.Namespace) -> int:
     if options.keys_values:
         sources, spec = EncoderSources(), spec_from(options)
     else:
-        sources = sources_from(options)
+        sources = settings(EncoderSources, given)
+        require_sight(sources)
         unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
         spec = settings(CaptionerSpec, {**given, **unread, "lora": ()})
     values = {

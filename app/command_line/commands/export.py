@@ -4,7 +4,9 @@ import argparse
 from typing import Any
 
 from llama_adapter.app.command_line.flags import add_parser, command
-from llama_adapter.app.command_line.values import holding_out, settings, sources_from
+from llama_adapter.app.command_line.values import holding_out, settings
+from llama_adapter.app.models.sight import require_sight
+from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.graphs import defaults as usual
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
@@ -25,7 +27,6 @@ def add_export(commands: Any) -> None:
 @holding_out
 def _run_export_decoder(options: argparse.Namespace) -> int:
     from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
-    from llama_adapter.app.models.spec import CaptionerSpec
 
     values = {
         **vars(options),
@@ -40,9 +41,10 @@ def _run_export_decoder(options: argparse.Namespace) -> int:
 
 @holding_out
 def _run_export_onnx(options: argparse.Namespace) -> int:
-    sources = sources_from(options)
     from llama_adapter.app.models.early import require_model
 
+    sources = settings(EncoderSources, vars(options))
+    require_sight(sources)
     require_model(sources)
     from llama_adapter.app.models.graph_export.to_onnx import OnnxJob, run_export_onnx
 

@@ -10,12 +10,11 @@ import torch
 
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.models.bundle import load_bundle
-from llama_adapter.app.models.checkpoints import LoadedModel, stream_sources
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.encoders import check_card, check_sizes, examine, has_clip
 from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_graph
-from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.device_names import om_device_id, split_device
 from llama_adapter.runtime.devices import accelerator_kind
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
@@ -134,7 +133,5 @@ def _compare(report: Report, parts: list[_Part], encoder: ExportedEncoder | None
 
 def _load(part: _Part) -> LoadedModel:
     """The model without its decoder's tensors, which may not fit into memory."""
-    spec = part.spec
-    if spec.llama_dir is not None:
-        return stream_sources(spec, dtype=torch.float16, exported=True, encoder=part.card)[0]
-    return load_bundle(bundle_folder(spec.model), channel_order=spec.channel_order)
+    spec = dataclasses.replace(part.spec, precision=None)
+    return stream_model(spec, dtype=torch.float16, encoder=part.card, is_encoded_elsewhere=True)[0]

@@ -33,12 +33,12 @@ from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.learning.scores.report import SCORES, as_html, as_json, as_markdown, thumbnail_of
 from llama_adapter.app.learning.scores.scoring import Scores, score
-from llama_adapter.app.models.sight import is_blind
+from llama_adapter.app.models.sight import require_sight
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.runtime.atomic_write import atomic_write
-from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
@@ -119,8 +119,8 @@ def _stored(spec: CaptionerSpec) -> "StoredQuestions":
 
 
 def _say_problems(job: EvaluationJob, data: EvaluationData) -> None:
-    if is_blind(job.answering.spec) and any(example.item.source is not None for example in data.examples):
-        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+    if any(example.item.source is not None for example in data.examples):
+        require_sight(job.answering.spec)
     for reason in data.unreadable.values():
         say(f"error: {reason}")
     asked = model_questions_notes(data.model_questions, job.answering.spec)

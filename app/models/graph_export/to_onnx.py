@@ -117,15 +117,13 @@ def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: 
 
 def _model_flags(sources: EncoderSources) -> list[str]:
     """The flags that name the encoder's model in other commands, which also need its LLaMA."""
-    flags = [] if sources.model is None else ["--model", sources.model]
-    if sources.llama_dir is not None:
-        flags = [
-            "--llama-dir",
-            sources.llama_dir,
-            *(["--llama-type", sources.llama_type] if sources.llama_type else []),
-        ]
-    if sources.adapter is not None:
-        flags = [*(flags or ["--llama-dir", "LLAMA"]), "--adapter", sources.adapter]
+    given = {
+        "--model": sources.model,
+        "--llama-dir": sources.llama_dir or (None if sources.adapter is None else "LLAMA"),
+        "--llama-type": sources.llama_type,
+        "--adapter": sources.adapter,
+    }
+    flags = [word for flag, value in given.items() if value is not None for word in (flag, value)]
     return flags if sources.channel_order == "auto" else [*flags, "--channel-order", sources.channel_order]
 
 

@@ -11,9 +11,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from llama_adapter.app.pictures.inputs.fields import (
     JSON,
@@ -320,7 +318,7 @@ def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> Row | No
     rows = read_rows(path, what=what, wanted=wanted)
     if _suffix(path) == ".parquet":
         table = _Table(path=path, what=what, wanted=wanted, known=KNOWN_COLUMNS)
-        rows = _known_rows(_schema_rows(path, what=what), table)
+        rows = _known_rows(parquet_rows(path, what=what, schema_alone=True), table)
     first = next(rows, None)
     if first is None:
         raise InputsError(f"Wanted rows in the {what} `{shown_name(path)}`, which has none.", hint="check the file")
@@ -342,43 +340,31 @@ def check_pyarrow() -> None:
         ) from None
 
 
-def parquet_rows(path: str, *, what: str) -> Iterator[Row]:
+def parquet_rows(path: str, *, what: str, schema_alone: bool = False) -> Iterator[Row]:
     """The rows; one group of them is in memory. A picture inside is an object with its `bytes` and `path`.
 
-    Raises `InputsError`.
+    With `schema_alone`, if there are rows, one with the names of the columns: values are None, or [] of lists. Raises
+    `InputsError`.
     """
-    number = 0
-    with _opened_parquet(path, what=what) as file:
-        classes = _classes(file.schema_arrow.metadata or {})
-        for group in range(file.num_row_groups):  # an iterator over several keeps what it has read
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
-                for values in batch.to_pylist():
-                    number += 1
-                    for name, names in classes.items():
-                        if isinstance(value := values.get(name), int):
-                            values[name] = names.get(value, value)
-                    yield Row(line=number, values=values)
-
-
-def _schema_rows(path: str, *, what: str) -> Iterator[Row]:
-    """A row with the names of the columns, if there are rows: values are None, or [] of lists. Raises `InputsError`."""
-    with _opened_parquet(path, what=what) as file:
-        if file.metadata.num_rows:
-            values = {field.name: None for field in file.schema_arrow}
-            lists = {field.name: [] for field in file.schema_arrow if "list" in str(field.type).partition("<")[0]}
-            yield Row(line=1, values=values | lists)
-
-
-@contextmanager
-def _opened_parquet(path: str, *, what: str) -> Iterator[Any]:
-    """A `pyarrow.parquet.ParquetFile`. Raises UsageError without pyarrow, and `InputsError` if it cannot be read."""
     check_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    number = 0
     try:
         with pq.ParquetFile(path) as file:
-            yield file
+            if schema_alone and file.metadata.num_rows:
+                values = {field.name: [] if pa.types.is_list(field.type) else None for field in file.schema_arrow}
+                yield Row(line=1, values=values)
+            classes = _classes(file.schema_arrow.metadata or {})
+            for group in () if schema_alone else range(file.num_row_groups):  # several at once would all be kept
+                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
+                    for values in batch.to_pylist():
+                        number += 1
+                        for name, names in classes.items():
+                            if isinstance(value := values.get(name), int):
+                                values[name] = names.get(value, value)
+                        yield Row(line=number, values=values)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise unreadable(path, what=what, reason=reason, hint="copy it again") from None

@@ -38,12 +38,12 @@ MISSING = {  # flags of a model -> what is said of it
     "--model nonsense": "`nonsense` is no model bundle",
     "--llama-dir nonsense --adapter x.pth": "The LLaMA folder `nonsense` does not exist",
     f"{LLAMA} --adapter nonsense": NO_FILE,
-    f"{LLAMA} --adapter {PICTURE} --clip nonsense": "There is no CLIP at `nonsense`",
+    f"{LLAMA} --adapter {PICTURE} --clip nonsense": NO_FILE,
 }
 ENCODERS = {  # likewise, of an encoder: with an adapter, no LLaMA is read
     "--model nonsense": MISSING["--model nonsense"],
     "--llama-dir nonsense --adapter nonsense": NO_FILE,
-    f"--adapter {PICTURE} --clip nonsense": "There is no CLIP at `nonsense`",
+    f"--adapter {PICTURE} --clip nonsense": NO_FILE,
     "--llama-dir nonsense": "The LLaMA folder `nonsense` does not exist",
 }
 COMMANDS = {

@@ -90,6 +90,13 @@ def test_prefix_files_hold_no_tokens_of_pictures(
     assert f"`{name}` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
 
 
+def test_prefixes_of_another_model_are_refused(folder: Path, model: list[str], run: Run, tmp_path: Path) -> None:
+    prefixes = str(tmp_path / "prefixes")
+    assert run("encode", str(folder.parent / "photos"), "--out", prefixes).code == 0
+    ran = run("caption", prefixes, model)
+    assert (ran.code, "prefix files hold none" in ran.err) == (ExitCode.USAGE, True)
+
+
 def test_a_bundle_is_exported_with_its_encoder(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
     out, photos = str(tmp_path / "out"), str(folder.parent / "photos")
     ran = run("export", "decoder", "--model", bundle, "--out", out)
