@@ -354,8 +354,8 @@ def parquet_rows(path: str, *, what: str, schema_alone: bool = False) -> Iterato
     try:
         with pq.ParquetFile(path) as file:
             if schema_alone and file.metadata.num_rows:
-                values = {field.name: [] if pa.types.is_list(field.type) else None for field in file.schema_arrow}
-                yield Row(line=1, values=values)
+                fields = file.schema_arrow
+                yield Row(line=1, values={one.name: [] if pa.types.is_list(one.type) else None for one in fields})
             classes = _classes(file.schema_arrow.metadata or {})
             for group in () if schema_alone else range(file.num_row_groups):  # several at once would all be kept
                 for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
