@@ -224,6 +224,7 @@ def changed(folder: Path, **entries: Any) -> None:
         ({}, {"context": 512}, CheckpointError, "256 positions"),
         ({}, {"precision": "int8"}, UsageError, "without precision"),
         ({}, {"lora": ["a"]}, UsageError, "without lora"),
+        ({}, {"encoder": __file__}, UsageError, "without encoder"),
         ({}, {"mode": "graph", "strict": True}, LlamaAdapterError, "without graphs"),
     ],
 )
