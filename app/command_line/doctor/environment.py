@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.command_line.doctor import probes
-from llama_adapter.app.command_line.doctor.installation import look_at_installation
 from llama_adapter.runtime.child_process import State, ask_child
 from llama_adapter.runtime.extras import INSTALL_PROJECT, install_hint
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
@@ -119,7 +118,7 @@ def look_at_environment() -> list[Probe]:
     python = f"{platform.python_version()}, {platform.system()} {platform.machine()}, {sys.executable}"
     return [
         Probe(name="python", state="ok", found=python),
-        _probe("llama-adapter", look_at_installation()),
+        Probe(name="llama-adapter", state="ok", found=probes.this_project()),
         *(_probe(name, packages[name]) for name in PROJECT_PACKAGES),
         _accelerators(devices.result(), torch_npu.result()),
         _probe("CANN", probes.look_at_cann(os.environ, works=torch_npu.result()["state"] == "ok")),

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import llama_adapter
 from llama_adapter.runtime.child_process import absent, broken, last_line, ok, run_program
 from llama_adapter.runtime.errors import DeviceError, GraphError, UsageError
 from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU
@@ -250,6 +251,12 @@ def look_at_atc() -> dict[str, Any]:
     if "cannot open shared object file" in (said := ran.stdout + ran.stderr):
         return broken(f"{tool}: {last_line(said)}")
     return ok(tool)
+
+
+def this_project() -> str:
+    """The installed version of this project, and the folder of the copy that runs."""
+    folder = Path(llama_adapter.__file__).resolve().parents[1]
+    return f"{version_of('llama-adapter') or 'not installed'}, run from {folder}"
 
 
 def version_of(distribution: str) -> str:

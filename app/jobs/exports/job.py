@@ -27,11 +27,11 @@ from llama_adapter.runtime.terminal.stderr_lines import say
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
-RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl", "paddlenlp"]
+RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl"]
 
 _BESIDE: Final = ("sidecars", "xmp")  # formats with a file for each picture
 _ONE_A_PICTURE: Final = (*_BESIDE, "metadata", "kohya")  # formats with one text for each picture
-_IN_PARTS: Final = ("csv", "jsonl", "parquet", "paddlenlp")
+_IN_PARTS: Final = ("csv", "jsonl", "parquet")
 _SUFFIX: Final = re.compile(r"\.[\w-][\w.-]*")
 _NUM_SHOWN: Final = 5  # of prompts in a message
 
@@ -42,7 +42,7 @@ class ExportRecordsJob:
 
     records: tuple[str, ...]  # files, or folders of .jsonl files
     to: RecordTarget
-    out: str | None = None  # None: next to the pictures (sidecars, xmp); None or "-": stdout (csv, jsonl, paddlenlp)
+    out: str | None = None  # None: next to the pictures (sidecars, xmp); None or "-": stdout (csv, jsonl)
     template: str | None = None  # see `Template`; for formats with one text for each picture
     suffix: str | None = None  # replaces that of the pictures; None: .txt for sidecars; for xmp, .xmp is added
     existing: Existing | None = None  # what happens to files with another text; None: `replace` with `force`
@@ -156,7 +156,7 @@ def _writer(
     if job.to == "parquet":
         return partial(outputs.write_parquet, runs=[dataclasses.asdict(run) for run in runs_behind(found.paths)])
     template: dict[str, Any] = {"template": outputs.Template(job.template or "{text}"), "refusals": refusals}
-    lines: Callable[[Iterable[outputs.Row]], Iterator[bytes]] = outputs.source_lines
+    lines: Callable[[Iterable[outputs.Row]], Iterator[bytes]]
     match job.to:
         case "csv":
             lines = partial(outputs.table_lines, choices=_columns(job, found, decider), decider=decider)
@@ -165,7 +165,7 @@ def _writer(
         case "metadata":
             folder = os.path.dirname(place or "") or "."
             lines = partial(outputs.metadata_lines, folder=folder, has_choices=bool(found.choices), **template)
-        case "kohya":
+        case _:
             lines = partial(outputs.kohya_lines, **template)
 
     def write(rows: Iterable[outputs.Row], file: BinaryIO) -> None:

@@ -88,18 +88,8 @@ def jsonl_lines(rows: Iterable[Row], *, decider: Decider) -> Iterator[bytes]:
         yield json_line({**row.record, **further}).encode() + b"\n"
 
 
-def source_lines(rows: Iterable[Row]) -> Iterator[bytes]:
-    """`{"src", "tgt", "output"}` for each record, as PaddleNLP's predictor writes answers. `tgt` (target) is empty."""
-    return (_source_line(row.record["prompt"], "", row.text) for row in rows)
-
-
-def _source_line(source: str, target: str, output: str) -> bytes:
-    line = {"src": source, "tgt": target, "output": output}
-    return json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
-
-
 def write_targets(path: str, asked: Iterable[tuple[str, RecordKey, str]], *, records: Iterable[Path]) -> None:
-    """Write the answers to questions that have a record, with their targets, in the format of `source_lines`.
+    """Write `{"src", "tgt", "output"}` for each question that has a record, as PaddleNLP's predictor writes answers.
 
     `asked` are the digest, key and target of each question. An existing file is replaced.
     """
@@ -111,7 +101,8 @@ def write_targets(path: str, asked: Iterable[tuple[str, RecordKey, str]], *, rec
         for digest, key, target in asked:
             text = texts.get((key.id(digest), key.picture), texts.get((key.id(digest), "")))
             if text is not None:
-                out.write(_source_line(key.prompt, target, text))
+                line = {"src": key.prompt, "tgt": target, "output": text}
+                out.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")
 
 
 def table_lines(rows: Iterable[Row], *, choices: Sequence[str], decider: Decider) -> Iterator[bytes]:

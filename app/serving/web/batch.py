@@ -332,7 +332,7 @@ class BatchEvents:
                         yield _update(session, progress=progress, shown=shown if new else None)
             except Exception as error:
                 trouble = " ".join(told(error)).strip()
-        figures = batch.figures(kind="batch")
+        figures = batch.figures()
         if figures.num_pictures:
             history.append(figures)
         records = [result.record for result in sorted(shown.results, key=lambda result: result.index)]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from PIL import Image
@@ -156,11 +156,10 @@ class BatchRun:
             waits_for=self._waits_for,
         )
 
-    def figures(self, *, kind: Literal["batch", "measure"]) -> RunFigures:
+    def figures(self) -> RunFigures:
         """Times and counts of the run, until its end or until now."""
         ended = time.perf_counter() if self._ended is None else self._ended
         return RunFigures(
-            kind=kind,
             started_at=self._started_at,
             in_flight=max(1, min(self.window, self._num_begun)),
             num_pictures=self._tally.num_pictures,

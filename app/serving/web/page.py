@@ -71,7 +71,7 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
                 with gr.Tab("Batch", id="batch"):
                     opening += build_batch(service, samples=samples, runs=runs)
                 with gr.Tab("Throughput", id="throughput") as tab:
-                    _build_measurements(service, runs=runs, reports=reports, tab=tab)
+                    _build_measurements(runs=runs, reports=reports, tab=tab)
             elif reports:  # a report may be of any model, also of one for texts only
                 _build_reports(reports)
             with gr.Tab("About", id="about"):
@@ -128,14 +128,14 @@ def add_endpoints(service: Service) -> None:
         api(endpoint, concurrency_limit=service.limits.max_waiting)
 
 
-def _build_measurements(service: Service, *, runs: Runs, reports: tuple[SavedReport, ...], tab: gr.Tab) -> None:
+def _build_measurements(*, runs: Runs, reports: tuple[SavedReport, ...], tab: gr.Tab) -> None:
     """The throughput of the model; if there are reports, also their scores, in a separate tab."""
     if not reports:
-        build_throughput(service, runs=runs, tab=tab)
+        build_throughput(runs=runs, tab=tab)
         return
     with gr.Tabs(elem_id="throughput-tabs"):
         with gr.Tab("Speed", id="speed"):
-            build_throughput(service, runs=runs, tab=tab)
+            build_throughput(runs=runs, tab=tab)
         _build_reports(reports)
 
 

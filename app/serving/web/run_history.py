@@ -1,8 +1,8 @@
 """Figures of runs through a service."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from llama_adapter.app.captioning.stage_clock import STAGES
 from llama_adapter.app.jobs.report import longest_stage
@@ -19,7 +19,6 @@ class RunFigures:
     All stages except `read` run one after another in the engine thread.
     """
 
-    kind: Literal["batch", "measure"]
     started_at: str  # ISO 8601, UTC
     in_flight: int  # maximum number of requests at once
     num_pictures: int  # answered pictures
@@ -70,12 +69,3 @@ class RunFigures:
 def stage_differences(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Seconds by stage between two readings. They are at least 0, because a restart resets the counters."""
     return {stage: max(0.0, seconds - before.get(stage, 0.0)) for stage, seconds in after.items()}
-
-
-def to_compare(runs: Sequence[RunFigures]) -> list[RunFigures]:
-    """The newest run with an answer for each number of requests in flight, in ascending order.
-
-    Runs with cached pictures are listed separately, because they do less work.
-    """
-    newest = {(run.in_flight, run.num_reused > 0): run for run in runs if run.num_pictures}
-    return [newest[key] for key in sorted(newest)]

@@ -199,7 +199,9 @@ def test_what_fails_together_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch
     assert found["uvicorn"] == ("broken", "no")
     assert found["onnx"] == ("absent", "onnx")
     assert found["torch"] == ("ok", "2.0")
-    assert "llama-adapter" in found
+    state, copy = found["llama-adapter"]
+    assert state == "ok"
+    assert copy.endswith(f", run from {ROOT}")
     assert found["CPU kernels"] == ("broken", "its check was ended by signal 11")
 
 

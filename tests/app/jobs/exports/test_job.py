@@ -123,14 +123,6 @@ def test_settings_that_do_not_go_together_are_refused_with_the_job(settings: dic
 # Which records
 
 
-def test_lines_of_src_and_output(answers: Answers) -> None:
-    answers.write([record()])
-
-    assert answers.export("paddlenlp", "output.json") == ExitCode.OK
-    (line,) = (answers.folder / "output.json").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line) == {"src": record()["prompt"], "tgt": "", "output": record()["text"]}
-
-
 def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stays(answers: Answers) -> None:
     newer: Any = record() | {"further": [1]}  # with a key of a newer program
     answers.write([failed() | {"run": "earlier"}, newer, failed("b.png")], end='{"id": "torn')

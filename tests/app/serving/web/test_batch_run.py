@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,9 +18,7 @@ from llama_adapter.app.command_line import main as cli
 from llama_adapter.app.serving.online.service import Ask, RequestHandle, Service, ServiceLimits, UnavailableError
 from llama_adapter.app.serving.web.batch import BatchEvents, BatchSession
 from llama_adapter.app.serving.web.batch_run import BatchRun, PictureFile, Result
-from llama_adapter.app.serving.web.run_history import RunFigures
 from llama_adapter.app.serving.web.runs import Run, Runs
-from llama_adapter.app.serving.web.throughput import IN_FLIGHT, measure
 from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads, private_uploads
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
@@ -166,7 +163,7 @@ def test_a_service_that_closes_ends_the_run_and_keeps_what_is_done() -> None:
             async for new in closed.results():
                 kept += new
             pytest.fail("the run did not end with UnavailableError")
-        assert closed.figures(kind="batch").num_pictures == 4
+        assert closed.figures().num_pictures == 4
         return kept
 
     with started(Service(Captioner.load)) as service:
@@ -181,7 +178,7 @@ def test_figures_count_what_was_answered_and_note_requests_of_others(
     monkeypatch.setattr(service, "status", lambda: replace(alone(), num_running=alone().num_running + num_others))
     run = batch(service, [*files_of(SAMPLES[10:14]), unreadable()], window=4)
     asyncio.run(collect(run))
-    figures = run.figures(kind="batch")
+    figures = run.figures()
     assert (figures.num_pictures, figures.num_failed, figures.in_flight) == (4, 1, 4)
     assert figures.num_tokens > 4
     assert figures.was_shared is bool(num_others)
@@ -189,30 +186,3 @@ def test_figures_count_what_was_answered_and_note_requests_of_others(
     assert figures.stages_s["forward"] > 0
     assert (figures.info, figures.batch_size) == (service.info, service.batch_size)
     assert run.progress.remaining_s == 0
-
-
-def test_measuring_gives_a_run_of_new_pictures_for_each_number_in_flight(service: Service) -> None:
-    history = deque[RunFigures]()
-
-    async def main() -> list[str]:
-        told = measure(service, history, run=Run(), client="test", seconds_each=0.0)
-        return [line async for line in told]
-
-    told = asyncio.run(main())
-    assert tuple(run.in_flight for run in history) == IN_FLIGHT
-    assert all(run.num_pictures >= 2 * run.in_flight and not run.num_reused for run in history)
-    assert all(run.stages_s["clip"] > 0 for run in history)
-    assert any(line.startswith("16 in flight: ") for line in told)
-
-
-def test_a_measurement_that_is_stopped_measures_no_more(service: Service) -> None:
-    history, run = deque[RunFigures](), Run()
-
-    async def main() -> None:
-        async for line in measure(service, history, run=run, client="test", seconds_each=0.0):
-            if line.startswith("1 in flight"):
-                run.stop()
-
-    asyncio.run(main())
-    assert [figures.in_flight for figures in history] in ([], [1])
-    assert service.wait_until_idle(60)

@@ -25,8 +25,6 @@ SECRETS = ("/etc/passwd", "/proc/self/environ", str(Path("README.md").resolve())
 def served() -> Iterator[ServedPage]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llama_adapter.app.serving.web.page.MAX_UPLOAD_BYTES", MAX_BYTES)
-        patch.setattr("llama_adapter.app.serving.web.throughput.SECONDS_EACH", 0.0)  # measures without inputs
-        patch.setattr("llama_adapter.app.serving.web.throughput.IN_FLIGHT", (1,))
         with serve_page(limits=ServiceLimits(max_picture_bytes=MAX_BYTES)) as page:
             yield page
 

@@ -1,19 +1,16 @@
 """Throughput: figures are computed from counts, kept within limits, and shown as bars and as a table."""
 
+import re
 from dataclasses import replace
-from itertools import count
 
 import pytest
 
 from llama_adapter.app.captioning.stage_clock import STAGES
-from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.serving.web.run_history import RunFigures, stage_differences, to_compare
-from llama_adapter.app.serving.web.throughput import fresh_files, report, sentence_of
-from llama_adapter.vision.image import load_picture
+from llama_adapter.app.serving.web.run_history import RunFigures, stage_differences
+from llama_adapter.app.serving.web.throughput import report, sentence_of
 from tests.app.toys import INFO
 
 RUN = RunFigures(
-    kind="measure",
     started_at="2026-11-21T12:00:00+00:00",
     in_flight=16,
     num_pictures=50,
@@ -47,23 +44,18 @@ def test_a_restart_between_two_readings_gives_no_negative_times() -> None:
     assert stage_differences({"clip": 5.0, "read": 1.0}, {"clip": 2.0, "read": 1.5}) == {"clip": 0.0, "read": 0.5}
 
 
-def test_the_newest_run_of_each_number_is_compared_and_repeated_pictures_stand_apart() -> None:
-    runs = [
-        replace(RUN, in_flight=16),
-        replace(RUN, in_flight=1),
-        replace(RUN, in_flight=16, num_pictures=70),
-        replace(RUN, in_flight=16, num_reused=9),
-        replace(RUN, in_flight=5, num_pictures=0),
-    ]
+def test_the_newest_five_batches_with_an_answer_are_plotted() -> None:
+    runs = [replace(RUN, started_at=f"2026-11-21T12:00:0{second}+00:00") for second in range(7)]
+    bars = report([*runs, replace(RUN, started_at="2026-11-21T12:01:00+00:00", num_pictures=0)]).partition("<table>")[0]
 
-    assert to_compare(runs) == [runs[1], runs[2], runs[3]]
+    assert re.findall(r'la-plot-label">([\d:]+)<', bars) == [f"12:00:0{second}" for second in range(2, 7)]
 
 
 def test_the_table_says_all_that_the_bars_do() -> None:
     html = report([RUN])
     bars, _, table = html.partition("<table>")
 
-    assert 'aria-label="Pictures/s: 16 in flight: 25.0 pictures/s"' in bars
+    assert 'aria-label="Stage times: 12:00:00: read 5.00 ms, clip 20.00 ms' in bars
     for value in ("25.0", "20.00", "10.00", "5.00", "300", "clip 57%"):
         assert f">{value}<" in table
 
@@ -82,23 +74,3 @@ def test_the_bottleneck_of_a_run_is_a_sentence(change: dict[str, object], words:
 
     assert sentence.startswith("Bottleneck: clip (encoding pictures), 57%")
     assert words in sentence
-
-
-def test_measuring_asks_again_and_again_with_files_that_are_new_each_time() -> None:
-    clock = count()
-    files = [
-        file.read() for file in fresh_files([b"one", b"two"], seconds=5, at_least=3, now=lambda: float(next(clock)))
-    ]
-
-    assert [data[:3] for data in files] == [*([b"one", b"two"] * 3), b"one"]
-    assert len(set(files)) == len(files)
-    assert len(list(fresh_files([b"one"], seconds=0, at_least=4, now=lambda: 0.0))) == 4
-
-
-def test_the_tail_of_a_sample_changes_no_pixel() -> None:
-    for name in ("03-purple-triangle.png", "12-red-star.jpg"):
-        data = (sample_pictures() / name).read_bytes()
-        (file,) = fresh_files([data], seconds=0, at_least=1, now=lambda: 0.0)
-        plain, other = load_picture(data), load_picture(file.read())
-        assert plain.digest != other.digest
-        assert plain.image.tobytes() == other.image.tobytes()
