@@ -51,19 +51,20 @@ def given_pictures(
 ) -> list[GivenPicture]:
     """One or several pictures as a list, in order. Folders, patterns, archives and batches give several each.
 
-    Open files are read from their beginning. A `reader` reads images and pixels at once, unless they come in a list:
-    the next step of an iterator may change or close them, as the frames of a GIF are one object. Raises TypeError for
-    anything that is not a picture, ValueError for arrays of another shape or range, and OSError of an open file.
+    Open files are read from their beginning. A `reader` reads images of an iterator at once, as its next step may
+    change or close them; others may be in use in another thread. Raises TypeError for anything that is not a picture,
+    ValueError for arrays of another shape or range, and OSError of an open file.
     """
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "OUT":
         given = given.tolist()  # paths of a table
     is_one = is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable)
+    at_once = None if is_one or isinstance(given, Sequence) else reader
     found: list[GivenPicture] = []
     for index, one in enumerate([given] if is_one else given):
-        advice = ": give several as a list" if is_one else f" at index {index}"
+        advice = ": give several as a list" if isinstance(given, Mapping) else "" if is_one else f" at index {index}"
         for picture in _expanded(one, allowed=allowed, advice=advice):
-            if reader is not None and isinstance(picture.source, Image.Image) and not isinstance(given, Sequence):
-                picture = replace(picture, source=reader.read(picture.source))
+            if at_once is not None and isinstance(picture.source, Image.Image):
+                picture = replace(picture, source=at_once.read(picture.source))
             found.append(picture)
     return found
 
@@ -102,11 +103,12 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
                 raise TypeError(f"A tensor of pixels is dense, got {form}: call `to_dense()`, or load it") from None
             yield from _pictures_of_array(pixels)
         case np.ndarray():
-            yield from _pictures_of_array(given)
+            yield from _pictures_of_array(np.asarray(given))
         case _ if hasattr(given, "read"):
+            file = getattr(given, "buffer", given)  # one that is open for text has its bytes there
             with suppress(AttributeError, OSError):  # it was read or written before; Pillow begins there too
-                given.seek(0)
-            data = given.read(DEFAULT_MAX_BYTES + 1)
+                file.seek(0)
+            data = file.read(DEFAULT_MAX_BYTES + 1)
             if not isinstance(data, bytes):
                 raise TypeError(f"A picture's file must be open for reading bytes, this gave {type(data).__name__}")
             own_name = getattr(given, "name", None)

@@ -293,6 +293,8 @@ class Pipeline:
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
             if self._image_processor is not None:
                 picture = self._image_processor(_opened(picture))
+            if is_one_picture(picture) and not isinstance(inputs, Sequence):
+                picture = iter([picture])
             for found in given_pictures(picture, allowed=self.captioner.allowed_hosts, reader=self.captioner.reader):
                 index = len(items)
                 work = WorkQuestion(index=index, prompt=prompt, task=question.task)

@@ -48,9 +48,8 @@ class Dialogue:
     pictures: tuple[tuple[int, ...], ...] = ()
     values: str = ""
 
-    def __post_init__(self) -> None:
-        turns = tuple(tuple(turn) if isinstance(turn, list) else turn for turn in self.turns)  # as JSON has them
-        object.__setattr__(self, "turns", turns)
+    def __post_init__(self) -> None:  # JSON has lists
+        object.__setattr__(self, "turns", tuple(tuple(turn) if isinstance(turn, list) else turn for turn in self.turns))
 
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.

@@ -5,6 +5,7 @@ import io
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,6 +54,7 @@ FORMS: dict[str, Callable[[], object]] = {
     "bytearray": lambda: bytearray(PICTURE.read_bytes()),
     "memoryview": lambda: memoryview(PICTURE.read_bytes()),
     "open file": lambda: PICTURE.open("rb"),
+    "file open for text": lambda: PICTURE.open(encoding="utf-8"),
     "file in memory": lambda: io.BytesIO(PICTURE.read_bytes()),
     "file of which the begin was read": lambda: begun(PICTURE.open("rb")),
     "file that cannot go back": lambda: Unseekable(PICTURE.read_bytes()),
@@ -63,6 +65,7 @@ FORMS: dict[str, Callable[[], object]] = {
     "preprocessed float16": lambda: PREPROCESSED.astype(np.float16),
     "preprocessed float32": lambda: PREPROCESSED.astype(np.float32),
     "0 to 1": lambda: PREPROCESSED / 255,
+    "masked": lambda: np.ma.masked_array(PREPROCESSED / 255),
     "0 to 1, with a rounding error": lambda: PREPROCESSED / np.float32(255) * np.float32(1.000001) - 1e-7,
     "batch of one": lambda: PREPROCESSED[None],
     "tensor": lambda: torch.tensor(PREPROCESSED),
@@ -147,6 +150,15 @@ def test_an_iterator_may_change_or_close_the_picture_that_it_gave(
     assert expected[0] != expected[1]
 
 
+def test_threads_may_share_an_image(captioner: Captioner) -> None:
+    large = io.BytesIO()
+    Image.effect_noise((2000, 2000), 90).convert("RGB").save(large, "JPEG")
+    image = Image.open(large)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: captioner.caption(image, max_new_tokens=1), range(8)))
+    assert [answer.error for answer in answers] == [None] * 8
+
+
 def test_a_picture_whose_file_was_closed_says_so(captioner: Captioner) -> None:
     with Image.open(PICTURE) as closed, PICTURE.open("rb") as file:
         of_file = Image.open(file)
@@ -177,6 +189,7 @@ WRONG_PIXELS = (
     [
         *((wrong, TypeError, "picture") for wrong in NO_PICTURES),
         ({"a.jpg": "b.jpg"}, TypeError, "got dict: give several as a list"),
+        (None, TypeError, "got NoneType$"),
         ([b"", None], TypeError, "got NoneType at index 1"),
         (torch.zeros(3, 5, 5).to_sparse(), TypeError, DENSE),
         (torch.zeros(3, 5, 5, device="meta"), TypeError, DENSE),
