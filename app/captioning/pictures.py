@@ -60,7 +60,7 @@ def given_pictures(
     is_one = is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable)
     at_once = None if is_one or isinstance(given, Sequence) else reader
     found: list[GivenPicture] = []
-    for index, one in enumerate([given] if is_one else given):
+    for index, one in enumerate([given] if is_one else given):  # type: ignore[arg-type]
         advice = ": give several as a list" if isinstance(given, Mapping) else "" if is_one else f" at index {index}"
         for picture in _expanded(one, allowed=allowed, advice=advice):
             if at_once is not None and isinstance(picture.source, Image.Image):

@@ -73,7 +73,7 @@ def work_items(
     from llama_adapter.app.captioning.pictures import given_pictures
 
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        prompts = [default_prompt if prompts is None else prompts]
+        prompts = [default_prompt if prompts is None else prompts]  # type: ignore[list-item]
     given, prompts = given_pictures(pictures), list(prompts)
     if len(prompts) == 1:
         prompts = prompts * len(given)
