@@ -177,11 +177,11 @@ def float_levels(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8] | None:
 
     1.0000001, as after undoing a normalisation, is in the range; 1.1 is not, and as 0 to 255 it would be black.
     """
-    high = float(values.max(initial=0))
-    scale = 255 if high * 255 < 255.5 else 1
-    levels = np.rint(values.astype(np.float32) * scale)
-    is_known = (scale == 255 or high >= 2) and levels.min(initial=0) >= 0 and levels.max(initial=0) <= 255
-    return levels.astype(np.uint8) if is_known else None
+    low, high = float(values.min(initial=0)), float(values.max(initial=0))
+    scale = 255 if high * 255 < 255.4 else 1  # what rounds to 255 belongs to it
+    if not (low * scale > -0.4 and (scale == 255 or 2 <= high < 255.4)):  # written so that NaN is refused too
+        return None
+    return np.rint(values.astype(np.float32) * scale).astype(np.uint8)
 
 
 def _out_of_range(came: str, *, wanted: str, name: str) -> PictureError:

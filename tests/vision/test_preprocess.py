@@ -174,6 +174,7 @@ def test_floats_are_fractions_or_levels_and_small_integers_are_levels(top: float
         np.full((9, 9), 1.1, np.float32),
         np.full((9, 9), np.nan, np.float32),
         np.full((9, 9), np.inf, np.float32),
+        np.full((9, 9), np.finfo(np.float32).min),
     ],
 )
 def test_values_without_a_known_range_are_unsupported(values: NDArray[Any]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import threading
@@ -148,6 +149,7 @@ def test_a_captioner_and_an_answer_show_what_they_are(captioner: Captioner) -> N
         f"Answer(picture={str(PICTURES[0])!r}, text={answer.text!r}, finish='choice', choice={answer.choice!r})"
     )
     assert "code='missing'" in repr(captioner.caption("missing.png"))
+    assert json.loads(json.dumps(dataclasses.asdict(answer)))["choice"] == answer.choice
 
 
 def test_answers_become_a_table(captioner: Captioner) -> None:
