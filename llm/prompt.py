@@ -8,11 +8,11 @@ def format_prompt(instruction: str, input: str | None = None) -> str:
     """Insert an instruction, and optionally an input, into the training template.
 
     As in the reference, an empty string is an input too. Braces are plain text. The model continues after
-    the last colon.
+    the last colon. A member of an enum that is a text stands for its value, not for its name.
     """
     if input is None:
-        return f"{_HEAD}. {_TASK}\n\n### Instruction:\n{instruction}\n\n### Response:"
+        return f"{_HEAD}. {_TASK}\n\n### Instruction:\n{str.__str__(instruction)}\n\n### Response:"
     return (
         f"{_HEAD}, paired with an input that provides further context. {_TASK}\n\n"
-        f"### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+        f"### Instruction:\n{str.__str__(instruction)}\n\n### Input:\n{str.__str__(input)}\n\n### Response:"
     )

@@ -154,7 +154,10 @@ def _in_common_mode(image: Image.Image, *, name: str) -> Image.Image:
     if mode == "I":
         return Image.fromarray(_integers_to_8_bit(np.asarray(image), name=name))
     if mode == "F":
-        return Image.fromarray(_floats_to_8_bit(np.asarray(image), name=name))
+        values = np.asarray(image)
+        if (levels := float_levels(values)) is None:
+            raise _out_of_range(f"{values.min():g} to {values.max():g}", wanted="0 to 1 or 0 to 255", name=name)
+        return Image.fromarray(levels)
     return image
 
 
@@ -169,11 +172,16 @@ def _integers_to_8_bit(values: NDArray[np.int32], *, name: str) -> NDArray[np.ui
     return values.astype(np.uint8) if high <= 255 else _high_byte(values)
 
 
-def _floats_to_8_bit(values: NDArray[np.float32], *, name: str) -> NDArray[np.uint8]:
-    low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= 255):  # written so that NaN is refused too
-        raise _out_of_range(f"{low:g} to {high:g}", wanted="0 to 1 or 0 to 255", name=name)
-    return np.rint(values * 255 if high <= 1 else values).astype(np.uint8)
+def float_levels(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8] | None:
+    """Floats of 0 to 1, or else of 0 to 255, rounded to whole levels; None if they have neither range.
+
+    1.0000001, as after undoing a normalisation, is in the range; 1.1 is not, and as 0 to 255 it would be black.
+    """
+    low, high = float(values.min(initial=0)), float(values.max(initial=0))
+    scale = 255 if high * 255 < 255.4 else 1  # what rounds to 255 belongs to it
+    if not (low * scale > -0.4 and (scale == 255 or 2 <= high < 255.4)):  # written so that NaN is refused too
+        return None
+    return np.rint(values.astype(np.float32) * scale).astype(np.uint8)
 
 
 def _out_of_range(came: str, *, wanted: str, name: str) -> PictureError:

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 
+import torch
+
 from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.captioning.parts import Parts, loaded_parts
 from llama_adapter.app.models.checkpoints import StreamedModel
@@ -34,11 +36,12 @@ ModelLoader = Callable[[Dtype], StreamedModel]  # takes the dtype of the weights
 
 def assemble_with_torch(spec: CaptionerSpec) -> Parts:
     """Load the model of a spec onto its device. Raises the errors of `assemble_parts` and `assemble_foreign`."""
-    if spec.llama_dir is not None and spec.adapter is None:
-        place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
-        if place.is_foreign:
-            return assemble_foreign(spec, place)
-    return assemble_parts(spec)
+    with torch.device("cpu"):  # a notebook may have made another device torch's default
+        if spec.llama_dir is not None and spec.adapter is None:
+            place = find_llama(spec.llama_dir, llama_type=spec.llama_type)
+            if place.is_foreign:
+                return assemble_foreign(spec, place)
+        return assemble_parts(spec)
 
 
 def assemble_parts(

@@ -1,5 +1,6 @@
 """The captioner, which answers prompts about pictures."""
 
+import gc
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, Unpack
 
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop, Content
@@ -143,6 +144,8 @@ class Captioner:
 
     def __init__(self, parts: Parts, *, engine: Engine | None = None) -> None:
         """Users call `load` or `from_spec`. By default, `engine` is a new one around the runner of `parts`."""
+        if not isinstance(parts, Parts):
+            raise TypeError(f"Wanted the parts of a model, got {parts!r}: `Captioner.load` takes a model's paths")
         self.spec, self.info, self.tokenizer = parts.spec, parts.info, parts.model.tokenizer
         self.oom_retry = OomRetry(empty_caches=parts.backend.empty_caches)
         self._backend, self._vision, self._ood_detector = parts.backend, parts.vision, parts.model.ood_detector
@@ -202,7 +205,7 @@ class Captioner:
         reading: Reading = DEFAULTS.reading,
         batch_size: BatchSize = DEFAULTS.batch_size,
         allowed_hosts: Iterable[str] = (),
-    ) -> "Captioner":
+    ) -> Self:
         """Load a model onto a device.
 
         Parameters:
@@ -272,7 +275,7 @@ class Captioner:
         return captioner
 
     @classmethod
-    def from_spec(cls, spec: CaptionerSpec) -> "Captioner":
+    def from_spec(cls, spec: CaptionerSpec) -> Self:
         """Load the model of a spec; raises the errors of `load`."""
         if not isinstance(spec, CaptionerSpec):
             raise TypeError(f"Wanted a CaptionerSpec, got {spec!r}: `Captioner.load` takes a model's paths")
@@ -333,6 +336,9 @@ class Captioner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A Captioner is not copied or pickled: share it between threads, load one in each process")
+
     def __repr__(self) -> str:
         info = self.info
         return (
@@ -352,7 +358,7 @@ class Captioner:
         return self.generate(self._only(picture), [question], **options)[0]
 
     def _only(self, picture: Pictures) -> list[GivenPicture]:
-        given = given_pictures(picture, allowed=self.allowed_hosts)
+        given = given_pictures(picture, allowed=self.allowed_hosts, reader=self.reader)
         if len(given) > 1 and self.info.picture_format is not None:
             names = [f"picture {index}" if one.name is None else one.name for index, one in enumerate(given)]
             return [GivenPicture(given[0].source, " and ".join(names), tuple(one.source for one in given[1:]))]
@@ -363,7 +369,7 @@ class Captioner:
     def generate(
         self,
         pictures: Pictures,
-        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
         **options: Unpack[AskOptions],
     ) -> list[Answer]:
         """Answer a prompt about each picture; returns the answers in the order of the pictures.
@@ -374,10 +380,10 @@ class Captioner:
             pictures: one or several: paths, http(s) addresses of `allowed_hosts`, bytes of picture files, binary files,
                 PIL images, and arrays or tensors of pixels. A folder stands for the pictures in it, a pattern such as
                 `"photos/**/*.jpg"` for its matches, a tar archive for its members, a prefix file or folder for the
-                pictures that `llama-adapter encode` encoded. Pixels are RGB of any size, uint8 or floats (0 to 1, or 0
-                to 255), of shape (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
+                pictures that `llama-adapter encode` encoded. Iterators are read to their end first. Pixels are RGB of
+                any size, uint8 or floats (0 to 1, or 0 to 255), (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
-                an instruction, a pair (instruction, input), a `RawPrompt`, or a list of token ids.
+                an instruction, a `RawPrompt`, or in a list a pair (instruction, input) or a list of token ids.
             choices: at least two different texts; the answer is the most likely one. `Answer.choice` has the
                 probability of each. Sampling options then have no effect.
             task: the form of the answers; excludes `choices`. Default: free text.
@@ -421,7 +427,7 @@ class Captioner:
     async def agenerate(
         self,
         pictures: Pictures,
-        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
         **options: Unpack[AskOptions],
     ) -> list[Answer]:
         """As `generate`, for an event loop. Calls are answered one after the other. Cancelling a call ends it."""
@@ -431,7 +437,7 @@ class Captioner:
     def astream(
         self,
         pictures: Pictures,
-        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
         **options: Unpack[AskOptions],
     ) -> AsyncGenerator[Event]:
         """As `stream`, for an event loop: `stream` runs in a thread, one call after the other.
@@ -470,7 +476,7 @@ class Captioner:
     def stream(
         self,
         pictures: Pictures,
-        prompts: Sequence[Prompt] | str | RawPrompt | None = None,
+        prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
         *,
         choices: Sequence[str] | None = None,
         task: Task | None = None,
@@ -484,9 +490,8 @@ class Captioner:
         """
         self.info.require_sight()
         task = _task_of(task, choices)
-        items = work_items(
-            pictures, prompts, default_prompt=self.info.default_prompt, task=task, allowed=self.allowed_hosts
-        )
+        given = given_pictures(pictures, allowed=self.allowed_hosts, reader=self.reader)
+        items = work_items(given, prompts, default_prompt=self.info.default_prompt, task=task)
         return self._stream_items(items, **options)
 
     def generate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
@@ -635,7 +640,9 @@ class Captioner:
         """
         self._require_open()
         self._refuse_own_thread()
-        with self._turn:
+        while not self._turn.acquire(timeout=5.0):
+            gc.collect()  # as in `_refuse_own_thread`
+        try:
             clock.trace = self._trace
             loop = CaptionLoop(
                 vision=self._vision,
@@ -656,8 +663,9 @@ class Captioner:
                 raise
             else:
                 loop.close()
-            finally:
-                self._running_in = None
+        finally:
+            self._running_in = None
+            self._turn.release()
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -665,6 +673,8 @@ class Captioner:
 
     def _refuse_own_thread(self) -> None:
         """Raise RuntimeError if a stream of this thread is open: waiting for it would never end."""
+        if self._running_in == threading.get_ident():
+            gc.collect()  # a web framework may leave the stream of a client that is gone in a cycle
         if self._running_in == threading.get_ident():
             raise RuntimeError("This Captioner is still answering another call: read its stream to the end or close it")
 

@@ -1,9 +1,11 @@
 """Turns the values that users pass as pictures into one source per picture."""
 
+import base64
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, Union
 
@@ -14,11 +16,12 @@ from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
 from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl
-from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 from llama_adapter.vision.image import PictureSource
+from llama_adapter.vision.preprocess import float_levels
 
 if TYPE_CHECKING:  # jobs plan their work without torch
     from torch import Tensor
@@ -43,15 +46,27 @@ PictureLike = Union[PictureSource, bytearray, memoryview, IO[bytes], np.ndarray,
 Pictures = PictureLike | Iterable[PictureLike]
 
 
-def given_pictures(given: Pictures, *, allowed: tuple[AllowedHost, ...] = ()) -> list[GivenPicture]:
+def given_pictures(
+    given: Pictures, *, allowed: tuple[AllowedHost, ...] = (), reader: Reader | None = None
+) -> list[GivenPicture]:
     """One or several pictures as a list, in order. Folders, patterns, archives and batches give several each.
 
-    Open files are read to their end. Raises TypeError for anything that is not a picture, ValueError for arrays of
-    another shape or range, and OSError of an open file.
+    Open files are read from their beginning. A `reader` reads images of an iterator at once, as its next step may
+    change or close them; others may be in use in another thread. Raises TypeError for anything that is not a picture,
+    ValueError for arrays of another shape or range, and OSError of an open file.
     """
-    if is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable):
-        return list(_expanded(given, allowed=allowed))
-    return [picture for one in given for picture in _expanded(one, allowed=allowed)]
+    if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "OUT":
+        given = given.tolist()  # paths of a table
+    is_one = is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable)
+    at_once = None if is_one or isinstance(given, Sequence) else reader
+    found: list[GivenPicture] = []
+    for index, one in enumerate([given] if is_one else given):  # type: ignore[arg-type]
+        advice = ": give several as a list" if isinstance(given, Mapping) else "" if is_one else f" at index {index}"
+        for picture in _expanded(one, allowed=allowed, advice=advice):
+            if at_once is not None and isinstance(picture.source, Image.Image):
+                picture = replace(picture, source=at_once.read(picture.source))
+            found.append(picture)
+    return found
 
 
 def is_one_picture(given: object) -> bool:
@@ -60,7 +75,7 @@ def is_one_picture(given: object) -> bool:
     return isinstance(given, kinds) or hasattr(given, "read") or hasattr(given, "is_floating_point")
 
 
-def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[GivenPicture]:
+def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> Iterator[GivenPicture]:
     match given:
         case GivenPicture():
             yield given
@@ -68,6 +83,8 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
             yield GivenPicture(given)
         case bytearray() | memoryview():
             yield GivenPicture(bytes(given))
+        case str() if given[:5].lower() == "data:" and ";base64," in given[:128]:
+            yield GivenPicture(base64.b64decode(given.partition(",")[2] + "=="))
         case str() | os.PathLike():
             name = os.fsdecode(given)
             if isinstance(given, str) and _ADDRESS.match(name) and not os.path.lexists(name):
@@ -86,15 +103,18 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...]) -> Iterator[Given
                 raise TypeError(f"A tensor of pixels is dense, got {form}: call `to_dense()`, or load it") from None
             yield from _pictures_of_array(pixels)
         case np.ndarray():
-            yield from _pictures_of_array(given)
+            yield from _pictures_of_array(np.asarray(given))
         case _ if hasattr(given, "read"):
-            data = given.read(DEFAULT_MAX_BYTES + 1)
+            file = getattr(given, "buffer", given)  # one that is open for text has its bytes there
+            with suppress(AttributeError, OSError):  # it was read or written before; Pillow begins there too
+                file.seek(0)
+            data = file.read(DEFAULT_MAX_BYTES + 1)
             if not isinstance(data, bytes):
-                raise TypeError(f"A file of a picture must be open for reading bytes, and this one gave {_kind(data)}")
+                raise TypeError(f"A picture's file must be open for reading bytes, this gave {type(data).__name__}")
             own_name = getattr(given, "name", None)
             yield GivenPicture(data, own_name if isinstance(own_name, str) else None)
         case _:
-            raise TypeError(f"A picture is {_TAKEN}, got {_kind(given)}: give several as a list")
+            raise TypeError(f"A picture is {_TAKEN}, got {type(given).__name__}{advice}")
 
 
 def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture | PictureReading:
@@ -113,8 +133,7 @@ def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture 
 def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
     """Pixels of one picture, (H, W, 3), or of several, (B, H, W, 3); channels may come first, as (3, H, W).
 
-    Pixels are RGB, or RGBA if they have 4 channels, as uint8 or as floats of 0..1 or 0..255. Floats are rounded to
-    whole levels.
+    Pixels are RGB, or RGBA if they have 4 channels, as uint8 or as the floats of `float_levels`.
     """
     if pixels.dtype != np.uint8 and not np.issubdtype(pixels.dtype, np.floating):
         raise TypeError(f"An array of pixels has the type uint8 or a float, got {pixels.dtype}")
@@ -126,20 +145,11 @@ def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
             f"An array of pixels has the shape (H, W, 3), (3, H, W), or (B, H, W, 3) for B pictures, or 4 channels "
             f"for RGBA, got {shape}: give grey pictures as PIL images, `Image.fromarray(pixels)`"
         )
-    levels = pixels if pixels.dtype == np.uint8 else _levels(pixels)
+    levels = pixels if pixels.dtype == np.uint8 else float_levels(pixels)
+    if levels is None:
+        raise ValueError(
+            f"Pixels as floats are 0 to 1 or 0 to 255, got {pixels.min():g} to {pixels.max():g}: "
+            "give them before normalisation, clipped to their range"
+        )
     for picture in levels if levels.ndim == 4 else [levels]:
         yield GivenPicture(Image.fromarray(np.ascontiguousarray(picture)))
-
-
-def _levels(pixels: np.ndarray) -> np.ndarray:
-    """Convert floats to uint8. If the largest value of the whole array is at most 1, the range is 0..1, else 0..255."""
-    low, high = float(pixels.min(initial=0)), float(pixels.max(initial=0))
-    if not (low >= 0 and high <= 255):  # written so that NaN is refused too
-        raise ValueError(
-            f"Pixels as floats are 0 to 1 or 0 to 255, got {low:g} to {high:g}: give them before normalisation"
-        )
-    return np.rint(pixels.astype(np.float32) * (255 if high <= 1 else 1)).astype(np.uint8)
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

@@ -1,6 +1,6 @@
 """The work of a captioner: pictures with the questions about them, or prompts without a picture, and their reading."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -61,22 +61,20 @@ class WorkItem:
 
 def work_items(
     pictures: "Pictures",
-    prompts: Sequence[Prompt] | str | Dialogue | RawPrompt | None,
+    prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None,
     *,
     default_prompt: str,
     task: Task = FREE_TEXT,
-    allowed: tuple[AllowedHost, ...] = (),
 ) -> list[WorkItem]:
     """Pair pictures with prompts; a single prompt is used for all pictures.
 
-    `allowed` are the hosts from which pictures may be downloaded. Raises ValueError if the counts differ, and the
-    errors of `given_pictures`.
+    Raises ValueError if the counts differ, and the errors of `given_pictures`.
     """
     from llama_adapter.app.captioning.pictures import given_pictures
 
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        prompts = [default_prompt if prompts is None else prompts]
-    given, prompts = given_pictures(pictures, allowed=allowed), list(prompts)
+        prompts = [default_prompt if prompts is None else prompts]  # type: ignore[list-item]
+    given, prompts = given_pictures(pictures), list(prompts)
     if len(prompts) == 1:
         prompts = prompts * len(given)
     if len(prompts) != len(given):
@@ -100,7 +98,7 @@ def text_items(
     A text, a `RawPrompt`, a `Dialogue`, a tuple (instruction, input) or a list of token ids is one prompt. Any other
     value is iterated.
     """
-    several: list[Prompt] = [prompts] if _is_one(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+    several: list[Prompt] = [prompts] if is_one_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
     return [
         WorkItem(
             picture=PictureReading(digest=text_prefix),
@@ -111,19 +109,15 @@ def text_items(
     ]
 
 
-def is_token_id(value: Any) -> bool:
-    """Whether a value is a single integer. Arrays have `__index__` too, so their shape is checked."""
-    return hasattr(value, "__index__") and not getattr(value, "shape", ())
-
-
-def _is_one(prompts: Any) -> bool:
+def is_one_prompt(prompts: Any) -> bool:
+    """Whether a value is one prompt, and no collection of prompts."""
     match prompts:
         case str() | bytes() | Mapping() | RawPrompt() | Dialogue():
             return True
         case (str(), str() | None) if isinstance(prompts, tuple):
             return True
         case [first, *_]:
-            return is_token_id(first)
+            return hasattr(first, "__index__") and not getattr(first, "shape", ())  # arrays have `__index__` too
         case _:
             return not isinstance(prompts, Iterable)
 

@@ -15,10 +15,10 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import given_pictures, is_one_picture
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta, answers_to_pandas
-from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
+from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.registry import get_task, tasks
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_token_id, text_items
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion, is_one_prompt, text_items
 from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
@@ -240,10 +240,11 @@ class Pipeline:
 
     def _lazily(self, inputs: Any, options: "_Options") -> Iterator[dict[str, Any]]:
         items = iter(inputs) if hasattr(inputs, "__next__") else (inputs[index] for index in range(len(inputs)))
-        while batch := list(itertools.islice(items, self.captioner.batch_size)):
-            yield from self._answer(batch, options)
+        for first in items:  # each is read before the next, which may change or close it
+            others = itertools.islice(items, self.captioner.batch_size - 1)
+            yield from self._answer(itertools.chain([first], others), options)
 
-    def _answer(self, inputs: Sequence[Any], options: "_Options") -> Outputs:
+    def _answer(self, inputs: Iterable[Any], options: "_Options") -> Outputs:
         items = self._text_items(inputs, options) if self._is_text else self._picture_items(inputs, options)
         count = whole_number("num_return_sequences", options.num_return_sequences, least=1)
         items = [item.repeated(count) for item in items]
@@ -262,7 +263,7 @@ class Pipeline:
         shown = [self._shown(list(several), prompt_ids[index * count], options) for index, several in by_input]
         return Outputs(shown, done)
 
-    def _text_items(self, inputs: Sequence[Any], options: "_Options") -> list[WorkItem]:
+    def _text_items(self, inputs: Iterable[Any], options: "_Options") -> list[WorkItem]:
         entry, prompts = get_task(self.task), list[Prompt]()
         task: Task = FREE_TEXT
         for one in inputs:
@@ -275,7 +276,7 @@ class Pipeline:
             prompts.append(given)
         return text_items(prompts, text_prefix=self.captioner.info.text_prefix(), task=task)
 
-    def _picture_items(self, inputs: Sequence[Any], options: "_Options") -> list[WorkItem]:
+    def _picture_items(self, inputs: Iterable[Any], options: "_Options") -> list[WorkItem]:
         entry = get_task(self.task)
         items: list[WorkItem] = []
         for given in inputs:
@@ -294,7 +295,9 @@ class Pipeline:
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
             if self._image_processor is not None:
                 picture = self._image_processor(_opened(picture))
-            for found in given_pictures(picture, allowed=self.captioner.allowed_hosts):
+            if is_one_picture(picture) and not isinstance(inputs, Sequence):
+                picture = iter([picture])
+            for found in given_pictures(picture, allowed=self.captioner.allowed_hosts, reader=self.captioner.reader):
                 index = len(items)
                 work = WorkQuestion(index=index, prompt=prompt, task=question.task)
                 label = f"picture {index}" if found.name is None else found.name
@@ -400,10 +403,7 @@ def _is_lazy(inputs: Any) -> bool:
 def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
     """Inputs as a list. A single input becomes a list of one; token ids, and a pair for the template, are one input."""
     if is_text:
-        is_pair = isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[0], str)
-        is_ids = isinstance(inputs, (list, tuple)) and len(inputs) > 0 and is_token_id(inputs[0])
-        is_one = is_pair or is_ids or isinstance(inputs, (str, bytes, Dialogue, RawPrompt, Mapping))
-        return [inputs] if is_one else list(inputs)
+        return [inputs] if is_one_prompt(inputs) else list(inputs)
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 

@@ -36,6 +36,7 @@ def likeliest(logprobs_V: np.ndarray, num_top: int) -> list[tuple[int, float]]:
     return list(zip(best.tolist(), logprobs_V[best].tolist(), strict=True))
 
 
+@np.errstate(over="ignore", under="ignore")
 def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
     if not np.isfinite(logits_V.max()):
         return NO_TOKEN
@@ -44,8 +45,7 @@ def _choose(logits_V: np.ndarray, draw: Draw | None) -> int:
     logits_V = np.nan_to_num(logits_V)
     if draw.rules is not None:
         _apply(draw.rules, logits_V)
-    with np.errstate(over="ignore"):
-        scaled_V = logits_V / np.float32(draw.temperature)
+    scaled_V = logits_V / np.float32(draw.temperature)
     probabilities_V = np.exp(scaled_V - scaled_V.max())
     probabilities_V /= probabilities_V.sum()
     order_V = _likeliest_first(probabilities_V, share=1.0 if draw.top_k else draw.top_p)

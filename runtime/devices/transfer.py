@@ -14,7 +14,7 @@ def upload(values: Numbers, device: torch.device) -> Tensor:
 
     A GPU copies it from pinned memory after the work that it was given before.
     """
-    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
+    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, device="cpu")
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
@@ -38,5 +38,5 @@ def fetch(values: Tensor) -> Callable[[], Tensor]:
 
 def begin_fetch(values: Tensor) -> Tensor:
     """A copy on the host, which is complete at the queue's next mark. Later work may overwrite `values`."""
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
+    host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.device.type == "cuda")
     return host.copy_(values, non_blocking=True)

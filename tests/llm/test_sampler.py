@@ -6,6 +6,7 @@ from collections import Counter, abc
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -142,7 +143,8 @@ def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     request = GenerateRequest(id=0, prompt_ids=(1,), prefix=Prefix(logits, logits), sampling=sampling)
     draw = Sequence(request, row=0, max_new_tokens=1).next_draw()
     assert (draw is None) == (temperature < 1e-6)
-    assert sample_by_both(logits, [draw] * 3) == logits.argmax(-1).tolist()
+    with np.errstate(all="raise"):  # as notebooks of numerics set it
+        assert sample_by_both(logits, [draw] * 3) == logits.argmax(-1).tolist()
 
 
 def test_row_that_is_not_finite_has_no_token() -> None:

@@ -155,13 +155,13 @@ def test_sixteen_bit_files_are_not_clipped_to_white(suffix: str, tmp_path: Path)
     assert np.array_equal(preprocess(load_picture(path).image)[:, :, 0], values >> 8)
 
 
-@pytest.mark.parametrize("top", [1.0, 255.0])
+@pytest.mark.parametrize("top", [1.0, 1.001, 255.0])
 def test_floats_are_fractions_or_levels_and_small_integers_are_levels(top: float) -> None:
     values = np.broadcast_to(np.linspace(0, top, 224, dtype=np.float32), (224, 224)).copy()
     pixels = preprocess(Image.fromarray(values))
     levels = np.broadcast_to(np.arange(224, dtype=np.int32), (224, 224)).copy()
     assert np.array_equal(preprocess(Image.fromarray(levels))[:, :, 1], levels)
-    assert np.array_equal(pixels[:, :, 2], np.rint(values * (255 / top)).astype(np.uint8))
+    assert np.array_equal(pixels[:, :, 2], np.rint(values * (255 if top < 2 else 1)).astype(np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,10 @@ def test_floats_are_fractions_or_levels_and_small_integers_are_levels(top: float
         np.full((9, 9), 70000, np.int32),
         np.full((9, 9), -0.5, np.float32),
         np.full((9, 9), 256.5, np.float32),
+        np.full((9, 9), 1.1, np.float32),
         np.full((9, 9), np.nan, np.float32),
         np.full((9, 9), np.inf, np.float32),
+        np.full((9, 9), np.finfo(np.float32).min),
     ],
 )
 def test_values_without_a_known_range_are_unsupported(values: NDArray[Any]) -> None:

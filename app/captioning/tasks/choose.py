@@ -52,7 +52,7 @@ def choosing(choices: Iterable[str] | None) -> Task:
         return FREE_TEXT
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
-    texts = tuple(choices)
+    texts = tuple(str.__str__(text) if isinstance(text, str) else text for text in choices)  # no members of an enum
     return _one_of(texts) if all(isinstance(text, str) for text in texts) else OneOf(texts)
 
 

@@ -48,6 +48,9 @@ class Dialogue:
     pictures: tuple[tuple[int, ...], ...] = ()
     values: str = ""
 
+    def __post_init__(self) -> None:  # JSON has lists
+        object.__setattr__(self, "turns", tuple(tuple(turn) if isinstance(turn, list) else turn for turn in self.turns))
+
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
 Prompt = str | tuple[str, str | None] | Dialogue | RawPrompt | Sequence[int]
@@ -240,7 +243,7 @@ def shown_prompt(prompt: Prompt) -> str:
     """A prompt as shown in records; "" for token ids, which only a tokenizer can decode."""
     match prompt:
         case str(text) | RawPrompt(str(text)) | (str(text), None) | Dialogue(question=str(text)):
-            return text
+            return str.__str__(text)  # of a member of an enum, its value
         case (str(instruction), str(given)):
             return f"{instruction}\n{given}"
         case _:

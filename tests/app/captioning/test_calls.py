@@ -3,10 +3,12 @@
 import asyncio
 import dataclasses
 import inspect
+import json
 import re
 import sys
 import threading
 import typing
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from llama_adapter import Answer, Captioner, TextDelta, answers_to_pandas
+from llama_adapter.app.captioning.captioner import Event
 from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.golden import GOLDEN, model_options
 
@@ -57,6 +60,22 @@ def test_a_call_waits_for_the_open_stream_of_another_thread(captioner: Captioner
         assert not answered.wait(0.2)
         stream.close()
         assert answer.result(60).error is None
+
+
+def left_in_a_cycle(stream: Iterator[Event]) -> None:
+    next(stream)
+    cycle: list[object] = [stream]
+    cycle.append(cycle)
+
+
+@pytest.mark.parametrize("is_apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_stream_that_nobody_can_read_any_more_blocks_no_call(captioner: Captioner, is_apart: bool) -> None:
+    left_in_a_cycle(captioner.stream(PICTURES, max_new_tokens=8))
+    with ThreadPoolExecutor(1) as threads:
+        answer = (
+            threads.submit(captioner.caption, PICTURES[0]).result(60) if is_apart else captioner.caption(PICTURES[0])
+        )
+    assert answer.error is None
 
 
 @pytest.mark.proves("streaming", "CPU")
@@ -130,6 +149,7 @@ def test_a_captioner_and_an_answer_show_what_they_are(captioner: Captioner) -> N
         f"Answer(picture={str(PICTURES[0])!r}, text={answer.text!r}, finish='choice', choice={answer.choice!r})"
     )
     assert "code='missing'" in repr(captioner.caption("missing.png"))
+    assert json.loads(json.dumps(dataclasses.asdict(answer)))["choice"] == answer.choice
 
 
 def test_answers_become_a_table(captioner: Captioner) -> None:

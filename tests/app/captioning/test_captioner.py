@@ -1,8 +1,11 @@
 """The captioner's guarantees, on the reference's tiny random checkpoints."""
 
 import asyncio
+import copy
+import enum
 import io
 import json
+import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +18,11 @@ import torch
 from PIL import Image
 
 import llama_adapter.vision.preprocess
-from llama_adapter import Answer, Captioner, RawPrompt, TextDelta
+from llama_adapter import Answer, Captioner, Dialogue, RawPrompt, TextDelta
 from llama_adapter.app.captioning.captioner import WorkItem, work_items
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
+from llama_adapter.runtime.devices.transfer import upload
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import GOLDEN, model_options
 
@@ -227,6 +231,9 @@ ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...
     (lambda one: one.warm_up(max_new_tokens="x"), ValueError, f"max_new_tokens {LEAST} 0"),  # type: ignore[arg-type]
     (lambda one: one.warm_up(max_new_tokens=-1), ValueError, f"max_new_tokens {LEAST} 0"),
     (lambda one: one.generate_text({"Is it red?": 1}), TypeError, "A prompt must be text"),  # type: ignore[arg-type]
+    (lambda one: Captioner("bias-7b"), TypeError, r"got 'bias-7b': `Captioner\.load` takes a model's paths"),  # type: ignore[arg-type]
+    (pickle.dumps, TypeError, "A Captioner is not copied or pickled"),
+    (copy.copy, TypeError, "A Captioner is not copied or pickled"),
     (lambda one: Captioner.from_spec(None), TypeError, r"Wanted a CaptionerSpec, got None: `Captioner\.load`"),  # type: ignore[arg-type]
 )
 
@@ -253,6 +260,27 @@ def test_numbers_of_numpy_are_taken_as_sampling_options(captioner: Captioner) ->
     options: dict[str, Any] = {"max_new_tokens": np.int64(3), "temperature": np.float32(0.5), "seed": np.uint8(1)}
     assert captioner.generate(PICTURES[:1], **options)[0].token_ids == plain[0].token_ids
     assert json.dumps(SamplingParams(**options).settings())
+
+
+class Said(str, enum.Enum):  # noqa: UP042  # as many programs have it; a StrEnum is formatted as its value
+    ASKED = "Is it a member?"
+    AYE = "aye"
+    NAY = "nay"
+
+
+@pytest.mark.parametrize("prompt", [Said.ASKED, ("Look.", Said.ASKED), Dialogue((("user", "Hello"),), Said.ASKED)])
+def test_a_text_that_is_a_member_of_an_enum_is_its_value(captioner: Captioner, prompt: Any) -> None:
+    answer = captioner.ask(PICTURES[0], prompt, choices=[Said.AYE, Said.NAY])
+    encoded = captioner.encode_prompt(prompt)
+    assert "Is it a member?" in captioner.tokenizer.decode(encoded.token_ids)
+    assert {*map(type, (encoded.text, answer.prompt, answer.text, *(answer.choice or ())))} == {str}
+
+
+def test_torchs_default_device_has_no_effect(captioner: Captioner) -> None:
+    with torch.device("meta"):
+        loaded = Captioner.load(**model_options(), operators="aten")
+        assert upload([1], torch.device("cpu")).tolist() == [1]
+    assert loaded.caption(PICTURES[0]).token_ids == captioner.caption(PICTURES[0]).token_ids
 
 
 def test_devices_and_dtypes_may_be_torchs_own() -> None:

@@ -83,6 +83,8 @@ def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: C
     assert encode(("Why?", "It is red.")).token_ids == expected_ids(folder, ("user", "Why?\nIt is red."))
     earlier = (("user", "Hello"), ("assistant", "Hi."))
     assert encode(Dialogue(earlier, "Why?")).token_ids == expected_ids(folder, *earlier, ("user", "Why?"))
+    of_json: Any = [list(turn) for turn in earlier]
+    assert Dialogue(of_json, "Why?") == Dialogue(earlier, "Why?")
     assert encode(RawPrompt("Why?")).token_ids == tuple(captioner.tokenizer.encode("Why?"))
     end = captioner.tokenizer.marks[END].id
     spelled = encode(Dialogue(TURNS, "<|im_start|>?"))

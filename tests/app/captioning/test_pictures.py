@@ -1,9 +1,11 @@
 """Pictures may be given in every form that is usual in Python; anything else is a TypeError."""
 
+import base64
 import io
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageSequence
 
-from llama_adapter import Answer, Captioner
+from llama_adapter import Answer, Captioner, pipeline
 from llama_adapter.app.captioning.pictures import given_pictures
 from llama_adapter.app.pictures.inputs import fetching
 from llama_adapter.app.pictures.inputs.fetching import Network
@@ -31,14 +33,31 @@ def expected(captioner: Captioner) -> tuple[int, ...]:
     return answer.token_ids
 
 
+class Unseekable(io.BytesIO):
+    """A file such as an answer over HTTP."""
+
+    def seek(self, *_: Any) -> int:
+        raise io.UnsupportedOperation("seek")
+
+
+def begun(file: io.BufferedReader) -> io.BufferedReader:
+    file.read(2048)
+    return file
+
+
 FORMS: dict[str, Callable[[], object]] = {
     "text": lambda: str(PICTURE),
+    "paths of a table": lambda: np.array([str(PICTURE)], object),
+    "data URI": lambda: f"data:image/jpeg;base64,{base64.b64encode(PICTURE.read_bytes()).decode()}",
     "path": lambda: PICTURE,
     "bytes": PICTURE.read_bytes,
     "bytearray": lambda: bytearray(PICTURE.read_bytes()),
     "memoryview": lambda: memoryview(PICTURE.read_bytes()),
     "open file": lambda: PICTURE.open("rb"),
+    "file open for text": lambda: PICTURE.open(encoding="utf-8"),
     "file in memory": lambda: io.BytesIO(PICTURE.read_bytes()),
+    "file of which the begin was read": lambda: begun(PICTURE.open("rb")),
+    "file that cannot go back": lambda: Unseekable(PICTURE.read_bytes()),
     "PIL image": lambda: Image.open(PICTURE),
     "pattern": lambda: str(GOLDEN / "images" / "shapes_200*.jpg"),
     "whole pixels": lambda: np.asarray(Image.open(PICTURE).convert("RGB")),
@@ -46,6 +65,8 @@ FORMS: dict[str, Callable[[], object]] = {
     "preprocessed float16": lambda: PREPROCESSED.astype(np.float16),
     "preprocessed float32": lambda: PREPROCESSED.astype(np.float32),
     "0 to 1": lambda: PREPROCESSED / 255,
+    "masked": lambda: np.ma.masked_array(PREPROCESSED / 255),
+    "0 to 1, with a rounding error": lambda: PREPROCESSED / np.float32(255) * np.float32(1.000001) - 1e-7,
     "batch of one": lambda: PREPROCESSED[None],
     "tensor": lambda: torch.tensor(PREPROCESSED),
     "four channels": lambda: np.dstack([PREPROCESSED, np.full((224, 224), 255, np.uint8)]),
@@ -94,6 +115,59 @@ def test_folders_patterns_and_files_mix_and_prompts_are_paired_with_the_pictures
     assert [answer.error and answer.error.code for answer in answers] == codes
 
 
+def frames(path: Path) -> Iterator[Any]:
+    return ImageSequence.Iterator(Image.open(io.BytesIO(path.read_bytes())))
+
+
+def closed_files(path: Path) -> Iterator[object]:
+    with Image.open(path) as image:
+        for number in range(image.n_frames):  # type: ignore[attr-defined]
+            image.seek(number)
+            yield image
+
+
+def one_buffer(path: Path) -> Iterator[object]:
+    buffer = np.zeros((224, 224, 4), np.uint8)
+    for frame in frames(path):
+        buffer[:] = np.asarray(frame.convert("RGBA"))
+        yield buffer
+
+
+@pytest.mark.parametrize("pictures_of", [frames, closed_files, one_buffer])
+@pytest.mark.parametrize("answer", ["generate", "pipeline"])
+def test_an_iterator_may_change_or_close_the_picture_that_it_gave(
+    captioner: Captioner, tmp_path: Path, pictures_of: Callable[[Path], Iterator[Any]], answer: str
+) -> None:
+    pictures = [Image.fromarray(PREPROCESSED), Image.new("RGB", (224, 224), "blue")]
+    pictures[0].save(tmp_path / "two.png", save_all=True, append_images=pictures[1:])
+    expected = [one.text for one in captioner.generate(pictures, max_new_tokens=8)]
+    given = pictures_of(tmp_path / "two.png")
+    if answer == "generate":
+        assert [one.text for one in captioner.generate(given, max_new_tokens=8)] == expected
+    else:
+        asked = pipeline("caption", captioner)(given, max_new_tokens=8)
+        assert [one["caption_text"] for one in asked] == [[text] for text in expected]
+    assert expected[0] != expected[1]
+
+
+def test_threads_may_share_an_image(captioner: Captioner) -> None:
+    large = io.BytesIO()
+    Image.effect_noise((2000, 2000), 90).convert("RGB").save(large, "JPEG")
+    image = Image.open(large)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: captioner.caption(image, max_new_tokens=1), range(8)))
+    assert [answer.error for answer in answers] == [None] * 8
+
+
+def test_a_picture_whose_file_was_closed_says_so(captioner: Captioner) -> None:
+    with Image.open(PICTURE) as closed, PICTURE.open("rb") as file:
+        of_file = Image.open(file)
+    for answer in captioner.generate([closed, of_file]):
+        assert answer.error is not None
+        assert answer.error.code == "unreadable"
+        assert "was closed before its pixels were read" in answer.error.message
+
+
 DENSE = r"A tensor of pixels is dense, got torch\..* on (cpu|meta): call `to_dense"
 NO_PICTURES = (5, None, {"a.jpg": 1}, [["a.jpg"]], [b"", 1.5], io.StringIO("text"), object())
 WRONG_PIXELS = (
@@ -105,6 +179,7 @@ WRONG_PIXELS = (
     np.zeros((1, 1, 8, 8, 3)),
     np.full((8, 8, 3), -0.1),
     np.full((8, 8, 3), 255.5),
+    np.full((8, 8, 3), 1.1),
     np.full((8, 8, 3), np.nan),
 )
 
@@ -114,6 +189,8 @@ WRONG_PIXELS = (
     [
         *((wrong, TypeError, "picture") for wrong in NO_PICTURES),
         ({"a.jpg": "b.jpg"}, TypeError, "got dict: give several as a list"),
+        (None, TypeError, "got NoneType$"),
+        ([b"", None], TypeError, "got NoneType at index 1"),
         (torch.zeros(3, 5, 5).to_sparse(), TypeError, DENSE),
         (torch.zeros(3, 5, 5, device="meta"), TypeError, DENSE),
         *((np.zeros((8, 8, 3), dtype), TypeError, "uint8 or a float") for dtype in (np.int64, np.bool_, "U5", object)),
