@@ -39,6 +39,7 @@ _FILES: Final = (
     *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     *("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),  # shards
 )
+_PIXELS: Final = ("processor_config.json", "preprocessor_config.json")  # in the order of transformers 5
 # The beginning of `model_type` where a vision tower is CLIP's, SigLIP's or DINOv2's.
 _OUR_TYPES: Final = re.compile("clip|metaclip_2|chinese_clip|altclip|siglip|dinov2")  # clip: also clipseg
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
@@ -82,21 +83,26 @@ def configs_beside(file: Path, *, are_needed: bool = True) -> dict[str, Any]:
     whole = _json(folder / "open_clip_config.json")
     model = whole.get("model_cfg")
     if isinstance(model, dict):
-        return {
-            "config": _open_clip_config(model, name=name),
-            "pixels": _open_clip_pixels(whole.get("preprocess_cfg"), name=name),
-        }
+        rule = _open_clip_pixels(whole.get("preprocess_cfg"), name=name)
+        return {"config": _open_clip_config(model, name=name), "pixels": rule}
     config = _json(folder / "config.json", is_needed=are_needed)
     if not _OUR_TYPES.match(str(config.get("model_type", ""))):
         return {}  # of something else, such as a LLaMA beside a CLIP
     inner = config.get("vision_config", config)
-    files = ("processor_config.json", "preprocessor_config.json")
-    processor, own = (_json(folder / one, is_needed=are_needed) for one in files)
-    pixels = processor.get("image_processor") or own  # in the order of transformers 5
-    rule = huggingface_pixels(pixels, name=name) if isinstance(pixels, dict) else {}
+    rule = huggingface_pixels(pixel_values(folder, are_needed=are_needed)[1], name=name)
     if "clip" in str(config["model_type"]) and "siglip" not in str(config["model_type"]):
         rule.pop("rgb_first", None)  # these were trained with torchvision's transforms, also where transformers rounds
     return {"config": huggingface_config(inner if isinstance(inner, dict) else {}, name=name), "pixels": rule}
+
+
+def pixel_values(folder: Path, *, are_needed: bool = True) -> tuple[Path | None, dict[str, Any]]:
+    """The file that says how pictures become pixels, and what it says; None, {} without one. Raises CheckpointError."""
+    for name in _PIXELS:
+        whole = _json(folder / name, is_needed=are_needed)
+        values = whole.get("image_processor") if name == _PIXELS[0] else whole
+        if isinstance(values, dict) and values:
+            return folder / name, values
+    return None, {}
 
 
 def read_clip(

@@ -17,7 +17,7 @@ from llama_adapter.runtime.tensor_files.files import check_dense, check_names, c
 from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.config import ConnectorConfig, VisionConfig
 from llama_adapter.vision.encoder import Connector
-from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, read_clip
+from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, pixel_values, read_clip
 
 _MEANING: Final = "the folder is incomplete, or its files come from different models; download it again"
 _TOWERS: Final = ("vision_tower.", "vision_model.")
@@ -26,7 +26,6 @@ _LINEARS: Final = {  # names of a connector's layers, by ours
     "multi_modal_projector.linear_2": "down",
     "connector.modality_projection.proj": "down",
 }
-_PIXELS: Final = ("processor_config.json", "preprocessor_config.json")  # in the order of transformers 5
 
 
 class Connected(NamedTuple):
@@ -46,7 +45,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     config = read_json(folder / "config.json")
     is_llava = config["model_type"] == "llava"
     vision, name = config.get("vision_config"), str(folder)
-    beside, values = _pixel_values(folder)
+    beside, values = pixel_values(folder)
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
     drops_class = is_llava and strategy == "default"
     if is_llava and (type(layer) is not int or strategy not in ("default", "full")):
@@ -134,16 +133,6 @@ def _connector(
     check_dense(state, what=what)
     check_shapes({ours: tuple(tensor.shape) for ours, tensor in state.items()}, wanted, what=what, meaning=_MEANING)
     return config, {f"query.{ours}": tensor for ours, tensor in state.items()}
-
-
-def _pixel_values(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
-    """The file that says how pictures become pixels, and what it says; {} if there is none."""
-    for file in (folder / name for name in _PIXELS if (folder / name).is_file()):
-        whole = read_json(file)
-        values = whole.get("image_processor") if file.name == _PIXELS[0] else whole
-        if isinstance(values, dict) and values:
-            return file, values
-    return None, {}
 
 
 def _cutting(values: Mapping[str, Any], *, name: str) -> dict[str, Any]:

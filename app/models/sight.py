@@ -3,6 +3,7 @@
 Imports no torch: commands ask before they load a model.
 """
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # `--help` needs no numpy
     from llama_adapter.vision.config import VisionConfig
 
 KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of Hugging Face's config.json
+_OTHERS: Final = re.compile("vision|moondream|phi3_v|phi4mm|molmo|ovis")  # of others that have no `vision_config`
 
 
 def encoding_bytes(
@@ -53,7 +55,7 @@ def has_connector(folder: Path) -> bool:
     kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
     if kind in KINDS and not is_original:
         return True
-    if is_original or "vision_config" in config:
+    if is_original or "vision_config" in config or _OTHERS.search(str(kind)):
         what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
         raise CheckpointError(
             f"`{folder}` holds a model {what}, whose pictures are not read here",

@@ -252,8 +252,7 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
     what = f"The LoRA `{path}`"
     meaning = _MEANING
     if files[0].name == CONFIG:
-        meaning += "; save it again with PEFT's `save_pretrained`; or, if it has added tokens, biases or a change of a "
-        meaning += f"picture tower, {MERGE}"
+        meaning += f"; save it again with PEFT's `save_pretrained`; or, for added tokens, biases or a tower, {MERGE}"
     if not wanted:
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning

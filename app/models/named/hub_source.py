@@ -29,12 +29,11 @@ CACHED: Final = "models--"  # begins the names of folders in the cache
 _PART: Final = r"\w(?:[\w.-]*\w)?"  # of a repository's name
 _ADDRESS = re.compile(rf"hf:(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?", re.ASCII)
 _MANIFEST: Final = "manifest.json"  # of a bundle, which has no other folders or formats
-_CONFIG: Final = "config.json"
-_OPEN_CLIP: Final = "open_clip_config.json"  # without which the weights of open_clip would be taken for OpenAI's
-_OPEN_CLIP_WEIGHTS: Final = ("open_clip_model.", "open_clip_pytorch_model.")  # beginnings of their names
-_MARKS: Final = (_MANIFEST, _CONFIG, _OPEN_CLIP)  # of a folder with a model
+_OPEN_CLIP: Final = "open_clip_config.json"  # without it, the weights of open_clip would be taken for OpenAI's
+_CONFIGS: Final = (_MANIFEST, "config.json", _OPEN_CLIP)  # of a folder with a model
 # Beside the weights: sizes, tokenizer, ends of answers, chat template, preprocessing.
 _BESIDE: Final = (
+    *_CONFIGS,
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
@@ -94,14 +93,16 @@ class HubSource:
         if self.file is None:
             return []
         place = Path(self.file)
-        beside = [place.with_name(_OPEN_CLIP)] if place.name.startswith(_OPEN_CLIP_WEIGHTS) else []
+        beside = (
+            [place.with_name(_OPEN_CLIP)] if place.name.startswith(("open_clip_model.", "open_clip_pytorch")) else []
+        )
         return [part.as_posix() for part in (*gguf_parts(place), *beside)]
 
     def here(self) -> Path | None:
         """The file, or a folder with all that is needed, in the cache."""
         if self.file is not None:
             return self._cached(self.file) if all(map(self._cached, self._files)) else None
-        folders = (found.parent for found in map(self._cached, _MARKS) if found is not None)
+        folders = (found.parent for found in map(self._cached, _CONFIGS) if found is not None)
         return next((folder for folder in folders if not self._missing_in(folder)), None)
 
     def _missing_in(self, folder: Path) -> list[str]:
@@ -147,14 +148,13 @@ class HubSource:
         if _MANIFEST in names:
             return [name for name in names if "/" not in name and not name.startswith(".")]
         weights = next((found for kind in _WEIGHTS if (found := _matching(names, kind))), [])
-        is_tower = not self.needs_tokenizer and any(name.startswith(_OPEN_CLIP_WEIGHTS) for name in weights)
-        configs = [_CONFIG, _OPEN_CLIP] if is_tower else [_CONFIG]
-        if not _matching(names, configs) or not weights:
+        configs = {"config.json"} if self.needs_tokenizer else {"config.json", _OPEN_CLIP}
+        if not configs & set(names) or not weights:
             raise DownloadError(
                 f"{self.page} has no model of a form that is read here: config.json beside safetensors",
                 hint=f"name one of its files as hf:{self.repo}/FILE; it has {_some(names)}",
             )
-        return [*_matching(names, (*_BESIDE, *configs)), *weights]
+        return [*_matching(names, _BESIDE), *weights]
 
     def fetch(self, *, tell: Callable[[str], None]) -> Path:
         """Fetch what is missing; the path of the file or folder.
@@ -182,7 +182,7 @@ class HubSource:
 
     def check(self) -> Iterator[Check]:
         """Compare the files in the cache with their digests, which are the names that the cache gives their content."""
-        found = next(filter(None, map(self._cached, (self.file,) if self.file else _MARKS)), None)
+        found = next(filter(None, map(self._cached, (self.file,) if self.file else _CONFIGS)), None)
         if found is None:
             yield Check(path=self.folder() / (CACHED + self.repo.replace("/", "--")), fault="missing")
             return

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.checkpoints import NO_PIXELS
+from llama_adapter.app.models.sight import has_connector
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
@@ -162,6 +163,13 @@ def test_a_damaged_folder_is_refused_in_a_sentence(folder: Path, name: str, run:
     with pytest.raises(CheckpointError, match=re.escape(words)):
         Captioner.load(tmp_path)
     assert words in " ".join(run("doctor", "--llama-dir", str(tmp_path)).out.split())
+
+
+@pytest.mark.parametrize("kind", ["moondream1", "vision-encoder-decoder", "phi3_v"])
+def test_models_that_see_pictures_are_named_without_a_vision_config(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": {"AutoConfig": "a.B"}}))
+    with pytest.raises(CheckpointError, match=f"holds a model of type '{kind}', whose pictures are not read here"):
+        has_connector(tmp_path)
 
 
 def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
