@@ -24,7 +24,7 @@ from llama_adapter.vision.encoder import ClipVisionTower
 from llama_adapter.vision.tensor_names import LAYOUTS, MEANING, Layout, translate
 
 # Heads by width, which no file of OpenAI or open_clip stores. In other towers they have a size of 64.
-_HEADS: Final = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+_HEADS: Final = {1152: 16, 1280: 16, 1408: 16, 1536: 16, 1664: 16}
 _HEAD_DIM: Final = 64
 _ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "quick_gelu": "quick_gelu",
@@ -39,8 +39,9 @@ _FILES: Final = (
     *("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     *("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),  # shards
 )
+_PIXELS: Final = ("processor_config.json", "preprocessor_config.json")  # in the order of transformers 5
 # The beginning of `model_type` where a vision tower is CLIP's, SigLIP's or DINOv2's.
-_OUR_TYPES: Final = re.compile("clip|metaclip_2|chinese_clip|siglip|dinov2")  # clip: also clipseg
+_OUR_TYPES: Final = re.compile("clip|metaclip_2|chinese_clip|altclip|siglip|dinov2")  # clip: also clipseg
 _OF_ONE_SIZE: Final = "towers for pictures of any size and shape, such as NaFlex, are not read"
 
 
@@ -82,18 +83,26 @@ def configs_beside(file: Path, *, are_needed: bool = True) -> dict[str, Any]:
     whole = _json(folder / "open_clip_config.json")
     model = whole.get("model_cfg")
     if isinstance(model, dict):
-        return {"config": _open_clip_config(model), "pixels": _open_clip_pixels(whole.get("preprocess_cfg"), name=name)}
+        rule = _open_clip_pixels(whole.get("preprocess_cfg"), name=name)
+        return {"config": _open_clip_config(model, name=name), "pixels": rule}
     config = _json(folder / "config.json", is_needed=are_needed)
     if not _OUR_TYPES.match(str(config.get("model_type", ""))):
         return {}  # of something else, such as a LLaMA beside a CLIP
     inner = config.get("vision_config", config)
-    files = ("processor_config.json", "preprocessor_config.json")
-    processor, own = (_json(folder / one, is_needed=are_needed) for one in files)
-    pixels = processor.get("image_processor") or own  # in the order of transformers 5
-    rule = huggingface_pixels(pixels, name=name) if isinstance(pixels, dict) else {}
+    rule = huggingface_pixels(pixel_values(folder, are_needed=are_needed)[1], name=name)
     if "clip" in str(config["model_type"]) and "siglip" not in str(config["model_type"]):
         rule.pop("rgb_first", None)  # these were trained with torchvision's transforms, also where transformers rounds
     return {"config": huggingface_config(inner if isinstance(inner, dict) else {}, name=name), "pixels": rule}
+
+
+def pixel_values(folder: Path, *, are_needed: bool = True) -> tuple[Path | None, dict[str, Any]]:
+    """The file that says how pictures become pixels, and what it says; None, {} without one. Raises CheckpointError."""
+    for name in _PIXELS:
+        whole = _json(folder / name, is_needed=are_needed)
+        values = whole.get("image_processor") if name == _PIXELS[0] else whole
+        if isinstance(values, dict) and values:
+            return folder / name, values
+    return None, {}
 
 
 def read_clip(
@@ -211,6 +220,11 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
     """`pixels` of `read_clip` from Hugging Face's preprocessor_config.json. Raises CheckpointError if it differs."""
     rule: dict[str, Any] = {"rgb_first": True}
     size, crop = (_sides(values.get(key)) for key in ("size", "crop_size"))
+    if size is None and values.get("size") is not None:
+        raise CheckpointError(
+            f"The size {shown_excerpt(repr(values['size']))} of pictures in {name} is not read here",
+            hint="known: a whole number, `shortest_edge`, or `height` and `width`",
+        )
     if size is not None:
         given, is_whole = values["size"], crop is None or not values.get("do_center_crop", True)
         side = size if is_whole or crop is None else crop
@@ -237,12 +251,17 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
     return rule
 
 
-def _open_clip_config(model: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` of `read_clip` from `model_cfg` of open_clip."""
+def _open_clip_config(model: Mapping[str, Any], *, name: str) -> dict[str, Any]:
+    """`config` of `read_clip` from `model_cfg` of open_clip. Raises CheckpointError for towers that are not read."""
     vision = model.get("vision_cfg")
     vision = vision if isinstance(vision, dict) else {}
     known: dict[str, Any] = {"image_size": vision["image_size"]} if "image_size" in vision else {}
-    if "timm_model_name" in vision:
+    if (tower := vision.get("timm_model_name")) is not None:
+        if not re.match(r"vit_\w+_siglip", str(tower)):
+            raise CheckpointError(
+                f"The tower {shown_excerpt(repr(tower))} of timm, by {name}, is not computed here",
+                hint=f"of the towers of timm, those of SigLIP are; {_OF_ONE_SIZE}",
+            )
         return known
     known["activation"] = "quick_gelu" if model.get("quick_gelu") else "exact_gelu"
     width, head_width = vision.get("width"), vision.get("head_width", _HEAD_DIM)

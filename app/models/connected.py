@@ -13,11 +13,11 @@ from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.huggingface import weight_files
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import read_json
-from llama_adapter.runtime.tensor_files.files import check_names, check_shapes, read_tensor_file
+from llama_adapter.runtime.tensor_files.files import check_dense, check_names, check_shapes, read_tensor_file
 from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.config import ConnectorConfig, VisionConfig
 from llama_adapter.vision.encoder import Connector
-from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, read_clip
+from llama_adapter.vision.towers import ClipSource, huggingface_config, huggingface_pixels, pixel_values, read_clip
 
 _MEANING: Final = "the folder is incomplete, or its files come from different models; download it again"
 _TOWERS: Final = ("vision_tower.", "vision_model.")
@@ -26,7 +26,6 @@ _LINEARS: Final = {  # names of a connector's layers, by ours
     "multi_modal_projector.linear_2": "down",
     "connector.modality_projection.proj": "down",
 }
-_PIXELS: Final = ("processor_config.json", "preprocessor_config.json")  # in the order of transformers 5
 
 
 class Connected(NamedTuple):
@@ -46,7 +45,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     config = read_json(folder / "config.json")
     is_llava = config["model_type"] == "llava"
     vision, name = config.get("vision_config"), str(folder)
-    beside, values = _pixel_values(folder)
+    beside, values = pixel_values(folder)
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
     drops_class = is_llava and strategy == "default"
     if is_llava and (type(layer) is not int or strategy not in ("default", "full")):
@@ -70,8 +69,8 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
         layer=layer if is_llava else None,
         drops_class=drops_class,
     )
-    if drops_class and not clip.config.num_class_tokens:
-        raise _refusal(folder, "drops the first patch of a tower without a class token", strategy)
+    if drops_class and (first := clip.config.num_class_tokens) != 1:  # registers would be kept
+        raise _refusal(folder, f"drops one token before the patches, of which its tower has {first}", strategy)
     connector, tensors = _connector(found, clip, shuffle=1 if is_llava else config.get("scale_factor", 2), name=name)
     if connector.output_dim != dim:
         raise CheckpointError(
@@ -105,10 +104,10 @@ def _connector(
     found: Mapping[str, Tensor], clip: ClipSource, *, shuffle: Any, name: str
 ) -> tuple[ConnectorConfig, dict[str, Tensor]]:
     state = {
-        f"{_LINEARS[module]}.{kind}": tensor
+        f"{_LINEARS.get(module, module)}.{kind}": tensor
         for key, tensor in found.items()
         for module, _, kind in [key.rpartition(".")]
-        if module in _LINEARS
+        if key.startswith(("multi_modal_projector.", "connector."))
     }
     side, what = math.isqrt(clip.config.num_features), f"The connector in `{name}`"
     if (
@@ -131,18 +130,9 @@ def _connector(
         module = Connector(config, input_dim=clip.config.output_dim)
     wanted = {ours: tuple(tensor.shape) for ours, tensor in module.state_dict().items()}
     check_names(state, list(wanted), what=what, meaning=_MEANING)
+    check_dense(state, what=what)
     check_shapes({ours: tuple(tensor.shape) for ours, tensor in state.items()}, wanted, what=what, meaning=_MEANING)
     return config, {f"query.{ours}": tensor for ours, tensor in state.items()}
-
-
-def _pixel_values(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
-    """The file that says how pictures become pixels, and what it says; {} if there is none."""
-    for file in (folder / name for name in _PIXELS if (folder / name).is_file()):
-        whole = read_json(file)
-        values = whole.get("image_processor") if file.name == _PIXELS[0] else whole
-        if isinstance(values, dict) and values:
-            return file, values
-    return None, {}
 
 
 def _cutting(values: Mapping[str, Any], *, name: str) -> dict[str, Any]:
@@ -155,7 +145,7 @@ def _cutting(values: Mapping[str, Any], *, name: str) -> dict[str, Any]:
             f"`{name}` does not say into which squares pictures are cut: sizes are {shown_excerpt(repr(sizes))}",
             hint="copy the model's preprocessor_config.json into its folder; sides are up to 4096",
         )
-    rule = huggingface_pixels({"resample": 1, **values}, name=name)
+    rule = huggingface_pixels({"resample": 1, **values, "size": None}, name=name)
     is_whole = values.get("do_image_splitting") is False
     return rule | {"image_size": sizes[1], "longest": sizes[0], "is_squashed": is_whole, "margin": 0}
 

@@ -1,6 +1,7 @@
 """Finds a LLaMA folder and its tokenizer, before weights are read. Imports no torch."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt
 
 _KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of models that see pictures as tokens
+_OTHERS: Final = re.compile("vision|moondream|phi3_v|phi4mm|molmo|ovis")  # of others that have no `vision_config`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +45,10 @@ class LlamaFolder:
             return False
         config = read_json(file)
         kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
-        if not is_original and (kind in _KINDS or "vision_config" not in config):
-            return kind in _KINDS
+        if not is_original and kind in _KINDS:
+            return True
+        if not is_original and "vision_config" not in config and not _OTHERS.search(str(kind)):
+            return False
         what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
         raise CheckpointError(
             f"`{self.folder}` holds a model {what}, whose pictures are not read here",

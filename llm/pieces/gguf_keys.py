@@ -53,6 +53,11 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
 
     Raises CheckpointError for missing or contradicting keys, and for kinds of tokenizers that are not known.
     """
+    if keys.get("general.architecture") == "clip":
+        raise CheckpointError(
+            f"`{name}` is the picture tower of another GGUF file (mmproj), which is not read",
+            hint="GGUF files are read for texts: a model that sees pictures is a folder in Hugging Face's format",
+        )
     found = _Keys(keys, name)
     tokens, types, kind = found.tokens, found.types, found.text("model")
     ids = {token: number for number, token in enumerate(tokens)}

@@ -48,6 +48,8 @@ _SAME: Final = {
     "lora_embedding_A": "lora_B",
     "lora_embedding_B": "lora_A",
 }
+# What stands before the names of a language model's modules in a model that sees pictures, in place of `model.`.
+_INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.model\.|model\.text_model\.")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
 _MEANING: Final = "the folder is damaged, or was trained on another model"
@@ -235,6 +237,8 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
             hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}, or that of "
             "PaddleNLP or MindFormers; a bundle is a --model",
         )
+    if (inside := next(filter(None, map(_INSIDE.match, found)), None)) is not None:
+        names = {re.sub(r"^model\.", inside[0], module): one for module, one in names.items()}
     targeted, saved = config.changed({module: shape for module, (_, shape) in names.items()})
     wanted: dict[str, Shape] = {}
     for module, (name, shape) in names.items():
@@ -248,7 +252,7 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
     what = f"The LoRA `{path}`"
     meaning = _MEANING
     if files[0].name == CONFIG:
-        meaning += f"; save it again with PEFT's `save_pretrained`; or, if it has added tokens or biases, {MERGE}"
+        meaning += f"; save it again with PEFT's `save_pretrained`; or, for added tokens, biases or a tower, {MERGE}"
     if not wanted:
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning

@@ -99,7 +99,7 @@ class PeftConfig:
                 ends = sorted({module.rpartition(".")[2] for module in known})
                 raise CheckpointError(
                     f"`{self.path}` has {list_keys(idle)} in `{entry}`, where a LLaMA has {list_keys(ends)}",
-                    hint=f"take other names out of `{entry}` if the LoRA has no tensors for them",
+                    hint=f"take other names out of `{entry}` if the LoRA has no tensors for them; otherwise {MERGE}",
                 )
         excluded = _patterns(self.entries["exclude_modules"]).values()
         return {

@@ -252,6 +252,11 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
         keys_to_json(keys, name="m.gguf")
 
 
+def test_a_file_with_a_picture_tower_alone_is_named() -> None:
+    with pytest.raises(CheckpointError, match="is the picture tower of another GGUF file"):
+        keys_to_json({"general.architecture": "clip", "clip.projector_type": "idefics3"}, name="mmproj.gguf")
+
+
 # Models of `CASES` in test_sources_of_families.py that GGUF files can describe, and entries in which they differ.
 MODELS: dict[str, dict[str, Any]] = {
     "llama 3.1": {"tie_word_embeddings": True},  # the file has no matrix of the head

@@ -179,7 +179,7 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
         tensors |= {name: torch.ones(1) for name in TIMM_UNUSED}
     save_file(tensors, own / "open_clip_model.safetensors")
     vision: dict[str, Any] = {"image_size": case.side, "width": width, "head_width": width // heads}
-    vision |= {} if is_clip else {"timm_model_name": "a"}
+    vision |= {} if is_clip else {"timm_model_name": "vit_base_patch16_siglip_224"}
     preprocess_cfg = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     config = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": preprocess_cfg}
     (own / "open_clip_config.json").write_text(json.dumps(config))
@@ -194,13 +194,20 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("width", "heads", "activation"),
-    [(768, 12, "quick_gelu"), (1024, 16, "quick_gelu"), (1280, 16, "exact_gelu"), (1664, 16, "exact_gelu")],
+    [
+        *((768, 12, "quick_gelu"), (1024, 16, "quick_gelu"), (1280, 16, "exact_gelu"), (1664, 16, "exact_gelu")),
+        (1536, 16, "gelu_tanh"),  # SigLIP 2's giant-opt, which open_clip has from timm
+    ],
 )
 def test_heads_and_activation_follow_from_the_width_without_a_config(width: int, heads: int, activation: str) -> None:
     sizes = {"image_size": 4, "patch_size": 2, "num_layers": 1, "num_heads": 1, "mlp_dim": 8}
+    is_siglip = activation == "gelu_tanh"
+    sizes |= {"num_class_tokens": 0, "has_patch_bias": True, "has_pre_norm": False} if is_siglip else {}
     tower = ClipVisionTower(ClipConfig(width=width, output_dim=width, has_projection=False, **sizes))
-    tensors = renamed({f"clip.{name}": tensor for name, tensor in tower.state_dict().items()}, CLIP_NAMES)
-    config = read_clip(tensors | {"visual.proj": torch.zeros(width, 4)}, name="a").config
+    names = TIMM_NAMES if is_siglip else CLIP_NAMES
+    tensors = renamed({f"clip.{name}": tensor for name, tensor in tower.state_dict().items()}, names)
+    tensors |= {} if is_siglip else {"visual.proj": torch.zeros(width, 4)}
+    config = read_clip(tensors, name="a").config
     assert (config.num_heads, config.activation, config.mlp_dim) == (heads, activation, 8)
 
 
@@ -277,7 +284,7 @@ def test_shards_are_read_as_one_tower(suffix: str, tmp_path: Path) -> None:
     assert all(torch.equal(shards.tensors[name], tensor) for name, tensor in whole.tensors.items())
 
 
-@pytest.mark.parametrize("kind", ["metaclip_2", "chinese_clip", "clipseg"])
+@pytest.mark.parametrize("kind", ["metaclip_2", "chinese_clip", "altclip", "clipseg"])
 def test_the_config_of_a_relative_of_clip_is_read(kind: str, tmp_path: Path) -> None:
     saved(CASES["CLIP H/14"], tmp_path)
     values = json.loads((tmp_path / "config.json").read_text()) | {"num_attention_heads": 4}
@@ -328,6 +335,15 @@ def test_towers_that_are_not_computed_are_refused(tensors: dict[str, tuple[int, 
         read_clip({name: torch.zeros(shape) for name, shape in tensors.items()}, name="a")
 
 
+@pytest.mark.parametrize("tower", ["convnext_base", "eva02_large_patch14_clip_336", "naflexvit_base_patch16_siglip"])
+def test_towers_of_timm_other_than_siglip_are_refused_by_name(tower: str, tmp_path: Path) -> None:
+    save_file({"visual.trunk.x": torch.zeros(1)}, tmp_path / "open_clip_model.safetensors")
+    config = {"model_cfg": {"vision_cfg": {"image_size": 224, "timm_model_name": tower}}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"The tower '{tower}' of timm, by .* is not computed here"):
+        open_clip(tmp_path)
+
+
 def test_a_size_with_both_sides_squashes_a_picture_also_before_a_crop_of_that_size() -> None:
     sides = {"height": 224, "width": 224}
     for values in ({"size": sides}, {"size": sides, "crop_size": 224}, {"size": sides, "crop_size": sides}):
@@ -350,6 +366,8 @@ def test_a_mean_may_be_one_number_for_all_channels() -> None:
         {"size": {"height": 224, "width": 112}},
         {"size": 224, "crop_size": 256},
         {"size": {"height": 256, "width": 256}, "crop_size": 224},
+        {"size": {"longest_edge": 224}},
+        {"size": [224, 224]},
         {"resample": 0},
         {"do_normalize": False},
         {"rescale_factor": 1 / 127.5},
@@ -357,5 +375,5 @@ def test_a_mean_may_be_one_number_for_all_channels() -> None:
     ],
 )
 def test_preprocessing_that_is_not_done_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=r"not done here|not computed here"):
+    with pytest.raises(CheckpointError, match=r"not done here|not computed here|not read here"):
         huggingface_pixels(values, name="a")

@@ -29,9 +29,11 @@ CACHED: Final = "models--"  # begins the names of folders in the cache
 _PART: Final = r"\w(?:[\w.-]*\w)?"  # of a repository's name
 _ADDRESS = re.compile(rf"hf:(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?", re.ASCII)
 _MANIFEST: Final = "manifest.json"  # of a bundle, which has no other folders or formats
+_OPEN_CLIP: Final = "open_clip_config.json"  # without it, the weights of open_clip would be taken for OpenAI's
+_CONFIGS: Final = (_MANIFEST, "config.json", _OPEN_CLIP)  # of a folder with a model
 # Beside the weights: sizes, tokenizer, ends of answers, chat template, preprocessing.
 _BESIDE: Final = (
-    "config.json",
+    *_CONFIGS,
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
@@ -51,6 +53,7 @@ _WEIGHTS: Final = (
     ("[!.]*.safetensors",),
     ("pytorch_model.bin",),
     ("pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
+    ("open_clip_pytorch_model.bin",),
 )
 
 
@@ -86,17 +89,21 @@ class HubSource:
 
     @property
     def _files(self) -> list[str]:
-        """The file, or all files of the split model that it is a part of."""
-        return [] if self.file is None else [part.as_posix() for part in gguf_parts(Path(self.file))]
+        """The file, and all files of the split model that it is a part of, or the config of weights of open_clip."""
+        if self.file is None:
+            return []
+        place = Path(self.file)
+        beside = (
+            [place.with_name(_OPEN_CLIP)] if place.name.startswith(("open_clip_model.", "open_clip_pytorch")) else []
+        )
+        return [part.as_posix() for part in (*gguf_parts(place), *beside)]
 
     def here(self) -> Path | None:
         """The file, or a folder with all that is needed, in the cache."""
         if self.file is not None:
             return self._cached(self.file) if all(map(self._cached, self._files)) else None
-        for name in (_MANIFEST, "config.json"):
-            if (found := self._cached(name)) is not None and not self._missing_in(found.parent):
-                return found.parent
-        return None
+        folders = (found.parent for found in map(self._cached, _CONFIGS) if found is not None)
+        return next((folder for folder in folders if not self._missing_in(folder)), None)
 
     def _missing_in(self, folder: Path) -> list[str]:
         """What a folder lacks of a bundle, or of a model in Hugging Face's format, as far as its own files tell."""
@@ -141,7 +148,8 @@ class HubSource:
         if _MANIFEST in names:
             return [name for name in names if "/" not in name and not name.startswith(".")]
         weights = next((found for kind in _WEIGHTS if (found := _matching(names, kind))), [])
-        if "config.json" not in names or not weights:
+        configs = {"config.json"} if self.needs_tokenizer else {"config.json", _OPEN_CLIP}
+        if not configs & set(names) or not weights:
             raise DownloadError(
                 f"{self.page} has no model of a form that is read here: config.json beside safetensors",
                 hint=f"name one of its files as hf:{self.repo}/FILE; it has {_some(names)}",
@@ -174,7 +182,7 @@ class HubSource:
 
     def check(self) -> Iterator[Check]:
         """Compare the files in the cache with their digests, which are the names that the cache gives their content."""
-        found = self._cached(self.file or _MANIFEST) or (None if self.file else self._cached("config.json"))
+        found = next(filter(None, map(self._cached, (self.file,) if self.file else _CONFIGS)), None)
         if found is None:
             yield Check(path=self.folder() / (CACHED + self.repo.replace("/", "--")), fault="missing")
             return

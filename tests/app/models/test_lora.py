@@ -1,6 +1,7 @@
 """LoRA folders of PEFT merged into LLaMA: logits against `peft` itself, and refusals."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,6 +30,7 @@ from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.lora import merged_source, open_loras
 from tests.app.assembled import assemble_sources
 from tests.app.models.bundles import assert_same
+from tests.app.picture_models import Reference, pictures, save
 from tests.llm.test_split import Place
 from tests.llm.toys import forward, refusal
 from tests.parity.exported import golden_onnx
@@ -443,3 +445,34 @@ def test_what_is_not_summed(folders: Callable[[str], Path]) -> None:
             stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
     # What PEFT stores beside the factors of the embedding equals the LLaMA's own, so it is no whole weight.
     stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llava", "smolvlm"])
+def test_a_lora_of_the_language_model_in_a_model_that_sees_pictures(kind: str, tmp_path: Path) -> None:
+    import peft
+
+    base, lora, image = save(tmp_path / "base", kind), tmp_path / "lora", pictures(1)[0]
+    reference = Reference(base, kind)
+    plain = reference.answer([image], "What?", max_new_tokens=16)
+    targets = r".*(language_model|text_model).*\.(q_proj|down_proj)"
+    torch.manual_seed(0)
+    model = peft.get_peft_model(reference.model, peft.LoraConfig(r=4, init_lora_weights=False, target_modules=targets))
+    model.save_pretrained(lora)
+    reference.model = model.merge_and_unload()
+    merged = reference.answer([image], "What?", max_new_tokens=16)
+
+    def answer() -> list[int]:
+        with Captioner.load(base, lora=[str(lora)], device="cpu", dtype="float32") as captioner:
+            return list(captioner.ask(image, "What?", max_new_tokens=16).token_ids)
+
+    assert answer() == merged != plain
+    in_transformers_4 = partial(re.sub, r"model\.model\.language_model", "model.language_model.model")
+    file = lora / "adapter_model.safetensors"
+    save_file({in_transformers_4(name): tensor for name, tensor in load_file(file).items()}, file)
+    assert answer() == merged
+    tower = f"base_model.model.{'vision_tower' if kind == 'llava' else 'vision_model'}.layers.0.q_proj.lora_A.weight"
+    retensored(lambda tensors: tensors.update({tower: torch.ones(4, 8)}))(lora)
+    with pytest.raises(CheckpointError, match=r"has 1 tensors that do not belong there \(`vision_") as refused:
+        answer()
+    assert "or a tower, merge it with PEFT" in str(refused.value.hint)

@@ -3,12 +3,18 @@
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.checkpoints import NO_PIXELS
+from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
@@ -169,6 +175,13 @@ def test_a_damaged_folder_is_refused_in_a_sentence(folder: Path, name: str, run:
     assert words in " ".join(run("doctor", "--llama-dir", str(tmp_path)).out.split())
 
 
+@pytest.mark.parametrize("kind", ["moondream1", "vision-encoder-decoder", "phi3_v"])
+def test_models_that_see_pictures_are_named_without_a_vision_config(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": {"AutoConfig": "a.B"}}))
+    with pytest.raises(CheckpointError, match=f"holds a model of type '{kind}', whose pictures are not read here"):
+        find_llama(tmp_path).sees_tokens  # noqa: B018
+
+
 def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
     file = save(tmp_path, "llava") / "preprocessor_config.json"
     values = json.loads(file.read_text())
@@ -185,6 +198,42 @@ def test_pictures_that_a_model_wants_padded_are_refused(tmp_path: Path) -> None:
 def test_a_decoder_that_multiplies_the_tokens_of_pictures_is_refused(tmp_path: Path) -> None:
     save(tmp_path, "llava", decoder="granite", embedding_multiplier=3.0)
     with pytest.raises(CheckpointError, match=r"multiplies the tokens of pictures by a factor \(3\.0\)"):
+        Captioner.load(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 5])
+def test_a_tower_without_one_class_token_is_refused_where_that_is_dropped(number: int, tmp_path: Path) -> None:
+    """In transformers, registers stay beside the patches."""
+    save(tmp_path, "llava" if number else "joycaption")
+    config = json.loads((tmp_path / "config.json").read_text()) | {"vision_feature_select_strategy": "default"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if number:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+        tower = transformers.Dinov2WithRegistersModel(transformers.Dinov2WithRegistersConfig(**sizes))
+        tower.save_pretrained(tmp_path / "tower")
+        tensors = load_file(tmp_path / "tower" / "model.safetensors")
+        named = {f"vision_tower.{key}": tensor for key, tensor in tensors.items()}
+        retensored(tmp_path, lambda found: named | {key: one for key, one in found.items() if "_tower." not in key})
+    with pytest.raises(CheckpointError, match=rf"drops one token .*, of which its tower has {number} \('default'\)"):
+        Captioner.load(tmp_path)
+
+
+def retensored(folder: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    save_file(edit(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("linear_3.weight", torch.ones(64, 64), r"has 1 tensors that do not belong there \(`multi_modal_projector\."),
+        ("linear_1.weight", torch.ones(64, 32, dtype=torch.int8), r"`up\.weight` as a tensor of another kind"),
+    ],
+    ids=["a third layer", "whole numbers"],
+)
+def test_a_connector_of_another_form_is_refused(name: str, value: Tensor, said: str, tmp_path: Path) -> None:
+    save(tmp_path, "llava")
+    retensored(tmp_path, lambda found: found | {f"multi_modal_projector.{name}": value})
+    with pytest.raises(CheckpointError, match=said):
         Captioner.load(tmp_path)
 
 

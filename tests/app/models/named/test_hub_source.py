@@ -95,6 +95,30 @@ def test_one_format_is_chosen(names: list[str], expected: list[str], hub: Hub) -
     assert found == {"config.json", "tokenizer.json", *expected}
 
 
+@pytest.mark.parametrize("weights", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
+def test_weights_of_open_clip_arrive_with_their_config(weights: str, hub: Hub) -> None:
+    config = "open_clip_config.json"
+    hub.repos["a/b"] = dict.fromkeys([weights, config, "README.md"], b"{}")
+    tower = HubSource(repo="a/b", needs_tokenizer=False)
+    folder = fetch(tower)
+    assert set(os.listdir(folder)) == {weights, config}
+    assert tower.here() == folder
+    assert [check.fault for check in tower.check()] == ["", ""]
+    with pytest.raises(DownloadError, match=r"config\.json beside safetensors"):
+        fetch(HubSource(repo="a/b"))
+
+    # Other programs cache the weights alone, which tell neither activation nor heads.
+    (folder / config).unlink()
+    file = HubSource(repo="a/b", file=weights)
+    assert file.here() is None
+    assert fetch(file) == file.here() == folder / weights
+    assert (folder / config).is_file()
+
+    hub.repos["a/c"] = hub.repos["a/b"] | {"config.json": b"{}"}
+    both = fetch(HubSource(repo="a/c", needs_tokenizer=False))
+    assert set(os.listdir(both)) == {"config.json", weights, config}
+
+
 def test_a_file_and_a_bundle_arrive(hub: Hub, tmp_path: Path) -> None:
     hub.repos["a/b"] = {"x/c.pth": b"weights"}
     file = HubSource(repo="a/b", file="x/c.pth")
