@@ -75,8 +75,8 @@ class RecordIndex:
 
     A record belongs to a picture if id and name match. A record with the same id and another name belongs to it too if
     no file of that name exists, or if the name is another spelling of the picture's path. So renamed and moved pictures
-    are not answered again. If both files exist, they are copies, and each gets its own record. A record with
-    `moved_from` is a copy of one under a former name, which it replaces.
+    are not answered again. If both files exist, they are copies, and each gets its own record. So does the same prompt
+    in two files. A record with `moved_from` is a copy of one under a former name, which it replaces.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -160,7 +160,10 @@ class RecordIndex:
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
             record = self._record_of(row)
-            if _stands_for(record, path):
+            file = _prompt_file(record["picture"])
+            if path is None and file is not None and (file == _prompt_file(picture) or not os.path.exists(file)):
+                yield row, record
+            elif (path or file is None) and _stands_for(record, path):
                 yield row, None if path is None or os.path.lexists(record["picture"]) else record
 
     def _rows(self, record_id: str, picture: str) -> tuple[range, int, int]:
@@ -193,6 +196,12 @@ def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[i
     """The bounds of `value` in the sorted `ascending[first:last]`."""
     part = ascending[first:last]
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
+
+
+def _prompt_file(name: str) -> str | None:
+    """The file in `FILE#ROW`, the name of a prompt; None for other names."""
+    file, _, row = name.rpartition("#")
+    return file if row.isdecimal() else None
 
 
 def _stands_for(record: Record, path: str | None) -> bool:

@@ -174,6 +174,22 @@ def test_a_record_of_a_moved_picture_replaces_the_one_under_the_former_name(
     assert state(index_of(tmp_path, former, moved, back), ID, "new.png", path="new.png") is None
 
 
+def test_a_prompt_moves_within_its_file_and_with_it_and_has_a_record_in_each_of_two_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    former = recorded(picture="p.txt#1")
+    for there, name, claim in (
+        ("p.txt", "p.txt#2", Claim("answered", former)),  # a line was inserted
+        ("p.txt", "q.txt#1", None),
+        ("q.txt", "q.txt#1", Claim("answered", former)),  # the file was renamed
+    ):
+        Path(there).touch()
+        assert index_of(tmp_path, former).claim(ID, name) == claim
+        Path(there).unlink()
+        (tmp_path / "answers.jsonl").unlink()
+
+
 def test_thousands_of_moves_are_found_as_a_loop_finds_them() -> None:
     random.seed(5)
     keys = [(random.randrange(20), random.randrange(5)) for _ in range(2_000)]
