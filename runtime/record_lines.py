@@ -20,7 +20,6 @@ MAX_RECORD_BYTES: Final = 2**24
 _BEGINNING: Final = b'{"id": "'
 # Quotes within strings are escaped, so this matches only at the beginning of a record.
 _RECORD: Final = re.compile(rb'\{\s*"id"\s*:\s*"')
-_LIST: Final = re.compile(rb"\[\s*(\{|$)")
 _NOT_A_RECORD: Final = ("is not a record", "name another file, or move this one away")
 _SEVERAL_VALUES: Final = "`jq -c . FILE > NEW_FILE` writes one in each line"
 
@@ -88,10 +87,9 @@ def fault_in(line: bytes) -> tuple[str, str]:
         return "is compressed by gzip", "unpack it"
     if len(line) > MAX_RECORD_BYTES:
         return f"has more than {MAX_RECORD_BYTES:,} bytes, so that its line feeds must be lost", _SEVERAL_VALUES
-    if _LIST.match(line):
-        return "begins a list", "`jq -c '.[]' FILE > NEW_FILE` writes a line for each item"
-    if line.strip() == b"{":
-        return "begins an object of several lines", _SEVERAL_VALUES
+    if re.match(rb"\[\s*(\{|$)|\{\s*$", line):  # values, but not one in a line
+        each = "'.[]'" if line.startswith(b"[") else "."
+        return "begins a list, or an object of several lines", f"`jq -c {each} FILE > NEW_FILE` writes one in each line"
     end = _end_of_first_value(line)
     if end is None or not line[end:].strip():
         several = len(_RECORD.findall(line)) > 1

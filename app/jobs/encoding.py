@@ -201,11 +201,9 @@ def _check_folder(folder: Path, encoding: Encoding) -> None:
         files = {str(dict(record).get("file", "")) for record in read_records(part) if record["error"] is None}
         if "" in files:
             raise UsageError(f"`{shown}` holds records of answers", hint="choose another folder")
-        if lacking := sorted(file for file in files if not (folder / file).exists()):
-            raise UsageError(
-                f"`{shown}` has records of pictures in `{shown_name(lacking[0])}`, and no such file",
-                hint="copy it there again, or encode all pictures again with --overwrite",
-            )
+        if lacking := sorted(shown_name(file) for file in files if not (folder / file).exists()):
+            hint = "copy it there again, or encode all pictures again with --overwrite"
+            raise UsageError(f"`{shown}` lacks `{lacking[0]}`, which its records name", hint=hint)
 
 
 def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, OpenEncoder]:

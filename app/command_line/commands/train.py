@@ -62,8 +62,7 @@ def _job(options: argparse.Namespace, given: dict[str, Any]) -> "TrainJob":
     spec = settings(
         CaptionerSpec, {**values, "batch_size": 8} | ({"clip": None, "visual_heads": None} if is_new else {})
     )
-    sizes = [one for one in options.effective if one.setting.dest in _OF_NEW]
-    # The `settings.yaml` of a run names all settings, also those at their default.
+    sizes = [one for one in options.effective if one.setting.dest in _OF_NEW]  # a run's `settings.yaml` has them all
     if not is_new and any(one.kind in ("flag", "variable") or one.value != one.setting.default for one in sizes):
         raise UsageError(
             "--num-queries, --adapter-layers, --visual-width and --visual-depth are sizes of a new adapter",

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.jobs.records.record import Record, parse_record, superseded_names
-from llama_adapter.app.pictures.names import name_key, place_of
+from llama_adapter.app.pictures.names import file_of, name_key, place_of
 from llama_adapter.runtime.record_lines import read_lines
 
 State = Literal["answered", "failed"]
@@ -142,7 +142,7 @@ class RecordIndex:
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> Claim | None:
-        """Claim the record of this picture, whose file is `path`, unless another picture has claimed it.
+        """Claim the record of this picture or prompt, whose file is `path`, unless another one has claimed it.
 
         Not thread-safe.
         """
@@ -160,10 +160,7 @@ class RecordIndex:
         others = free[(free < own.start) | (free >= own.stop)]
         for row in others[:_MAX_DOUBTS].tolist():
             record = self._record_of(row)
-            file = _prompt_file(record["picture"])
-            if path is None and file is not None and (file == _prompt_file(picture) or not os.path.exists(file)):
-                yield row, record
-            elif (path or file is None) and _stands_for(record, path):
+            if _stands_for(record, path):
                 yield row, None if path is None or os.path.lexists(record["picture"]) else record
 
     def _rows(self, record_id: str, picture: str) -> tuple[range, int, int]:
@@ -198,15 +195,9 @@ def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[i
     return first + int(part.searchsorted(value, "left")), first + int(part.searchsorted(value, "right"))
 
 
-def _prompt_file(name: str) -> str | None:
-    """The file in `FILE#ROW`, the name of a prompt; None for other names."""
-    file, _, row = name.rpartition("#")
-    return file if row.isdecimal() else None
-
-
 def _stands_for(record: Record, path: str | None) -> bool:
-    """Whether a record under another name may belong to the picture whose file is `path`."""
-    recorded = record["picture"]
+    """Whether a record under another name may belong to the picture, or the prompt, whose file is `path`."""
+    recorded = file_of(record["picture"])
     if "://" in recorded:
         return False
     if path is not None and os.path.lexists(recorded):

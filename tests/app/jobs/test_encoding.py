@@ -200,7 +200,7 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
 
     (prefixes / "prefixes-00000.safetensors").unlink()
     lacking = run(command)
-    assert (lacking.code, "in `prefixes-00000.safetensors`, and no such file" in lacking.err) == (2, True)
+    assert (lacking.code, "lacks `prefixes-00000.safetensors`, which its records name" in lacking.err) == (2, True)
     over = run(command, "--overwrite", "--format", "jsonl")
     assert len(over.records) == 4
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
