@@ -87,9 +87,14 @@ def fault_in(line: bytes) -> tuple[str, str]:
         return "is compressed by gzip", "unpack it"
     if len(line) > MAX_RECORD_BYTES:
         return f"has more than {MAX_RECORD_BYTES:,} bytes, so that its line feeds must be lost", _SEVERAL_VALUES
+    if re.match(rb"\[\s*(\{|$)|\{\s*$", line):  # values, but not one in a line
+        each = "'.[]'" if line.startswith(b"[") else "."
+        return "begins a list, or an object of several lines", f"`jq -c {each} FILE > NEW_FILE` writes one in each line"
     end = _end_of_first_value(line)
     if end is None or not line[end:].strip():
         several = len(_RECORD.findall(line)) > 1
+        if end is not None and _RECORD.match(line) and not several:
+            return "is a record in which a field is missing or of another type", "restore it, or name another file"
         return ("holds several records, and one of them is damaged", _NOT_A_RECORD[1]) if several else _NOT_A_RECORD
     if not line[end:].lstrip().startswith(b"{"):
         return _NOT_A_RECORD

@@ -194,14 +194,17 @@ def _prefix_files(folder: Path) -> dict[int, Path]:
 
 
 def _check_folder(folder: Path, encoding: Encoding) -> None:
-    """Raise UsageError if the folder holds prefixes of another encoding, or records of answers."""
+    """Raise UsageError if the folder holds prefixes of another encoding, or other records, or lacks files."""
     shown = shown_name(str(folder))
     if (folder / FIRST_FILE).exists() and (found := read_first_file(str(folder)).encoding) != encoding:
         raise UsageError(f"`{shown}` {differences(found, encoding)}", hint="choose another folder, or pass --overwrite")
     for part in filter(is_part, folder.iterdir()):
-        first = next((record for record in read_records(part) if record["error"] is None), None)
-        if first is not None and "file" not in first:
+        files = {str(dict(record).get("file", "")) for record in read_records(part) if record["error"] is None}
+        if "" in files:
             raise UsageError(f"`{shown}` holds records of answers", hint="choose another folder")
+        if lacking := sorted(shown_name(file) for file in files if not (folder / file).exists()):
+            hint = "copy it there again, or encode all pictures again with --overwrite"
+            raise UsageError(f"`{shown}` lacks `{lacking[0]}`, which its records name", hint=hint)
 
 
 def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, OpenEncoder]:

@@ -129,6 +129,8 @@ def parse_record(line: bytes) -> Record | None:
         return None
     if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
         return None
+    if isinstance(value.get("unfamiliar"), float) and value["unfamiliar"] in (0.0, 1.0):
+        value["unfamiliar"] = bool(value["unfamiliar"])  # as pandas writes it if some records have none
     return cast(Record, value) if _is_sound(value) else None
 
 

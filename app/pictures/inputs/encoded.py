@@ -25,8 +25,8 @@ def prefix_inputs(name: str) -> Iterator[PictureInput]:
     """The encoded pictures of a file or folder. Their labels are the names under which they were encoded.
 
     For a folder, the records are read: a picture that could not be encoded is an item with its error. If several runs
-    encoded a picture with the same name, the last run counts. For a file or folder that is unreadable or damaged, the
-    last item has an error of code "prefixes".
+    encoded a picture with the same name, the last run counts. A moved picture has its last name only. For a file or
+    folder that is unreadable or damaged, the last item has an error of code "prefixes".
     """
     try:
         if os.path.isdir(name):
@@ -50,17 +50,22 @@ def _current_records(folder: str) -> Iterator[dict[str, Any]]:
         raise RecordFileError("there is no part-00000.jsonl")
     runs: dict[str, int] = {}
     names, ranks = array("Q"), array("Q")
+    moved: dict[tuple[str, str], int] = {}  # former name and digest of a picture -> the run that found it elsewhere
     for record in (record for part in parts for _, record in read_lines(part, _record)):
         number = runs.setdefault(record["run"], len(runs))
         names.append(name_key(record["picture"]))
         ranks.append(number + (_SUCCESS if record["error"] is None else 0))
+        if "moved_from" in record:
+            moved[str(record["moved_from"]), str(record.get("digest"))] = number
     _, of_name = np.unique(np.array(names, dtype=np.uint64), return_inverse=True)
     rank = np.array(ranks, dtype=np.uint64)
     highest = np.zeros(len(rank), dtype=np.uint64)
     np.maximum.at(highest, of_name, rank)
     counts = rank == highest[of_name]
     records = (record for part in parts for _, record in read_lines(part, _record))
-    yield from (record for record, does in zip(records, counts, strict=False) if does)
+    for record, does in zip(records, counts, strict=False):
+        if does and runs[record["run"]] >= moved.get((record["picture"], str(record.get("digest"))), 0):
+            yield record
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ Kept = Literal["queries", "keys_values"]  # visual queries alone, or the adapter
 
 _VERSION: Final = 1
 _KEY: Final = "llama_adapter_prefixes"
-_HINT: Final = "copy the folder again, or encode the pictures again with `llama-adapter encode`"
+_HINT: Final = "copy the folder again, or encode the pictures again with `llama-adapter encode --overwrite`"
 _MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
 # Number types by their names in safetensors and numpy. numpy has no bfloat16, whose bits are the upper half of a
 # float32.

@@ -46,6 +46,7 @@ ENVIRONMENT = {
 REAP_LIMIT_S = 1.0
 TICK_S = 0.05  # interval between calls of `keep_waiting`
 STOPPED_LIMIT_S = 5.0  # a process that is stopped for this long, as by SIGSTOP, is killed
+AWAY_S = 1.0  # if this process does not run for this long, it was stopped or frozen, as in a container
 SLOW_NICENESS = 5  # about a quarter of the processor time of other processes
 # A process that uses more memory than this after a picture is replaced, so that the memory is released.
 MAX_KEPT_BYTES = 384 * 2**20
@@ -74,8 +75,7 @@ class ReadingProcess:
         """Wait until the process is ready. Raises the errors of `read`, also if it has ended or was stopped since."""
         if not self.is_ready:
             deadline = time.monotonic() + timeout_s
-            self._wait(None, deadline=deadline)
-            self._receive_head(deadline)
+            self._receive_head(self._wait(None, deadline=deadline))
             self.is_ready = True
         elif self.child.has_ended() or self._usage()[1]:
             raise ConnectionAbortedError("it has ended, or was stopped")
@@ -104,14 +104,14 @@ class ReadingProcess:
         request = Request(source=source, name=name, asks_first=asks_first, folder=moved, side=side)
         self._send(*request.encode(), deadline=deadline)
         max_side = self._pixels.most_side if side is None else side
-        self._wait(keep_waiting, deadline=deadline)
+        deadline = self._wait(keep_waiting, deadline=deadline)
         head = self._receive_head(deadline, max_side=max_side)
         if head.kind is ReplyKind.DIGEST:
             asked = time.monotonic()
             is_wanted = wants_pixels is None or wants_pixels(head.digest)
             deadline = None if deadline is None else deadline + time.monotonic() - asked  # this time does not count
             self._send(WANTED if is_wanted else NOT_WANTED, deadline=deadline)
-            self._wait(keep_waiting, deadline=deadline)
+            deadline = self._wait(keep_waiting, deadline=deadline)
             head = self._receive_head(deadline, max_side=max_side)
         if head.kind is not ReplyKind.DONE:
             raise ChildProcessError(f"it said {head.kind.name} where a picture was due")
@@ -156,17 +156,23 @@ class ReadingProcess:
                 self._connection.settimeout(_remaining(deadline))
                 self._connection.sendall(part)
 
-    def _wait(self, keep_waiting: KeepWaiting | None, *, deadline: float | None) -> None:
-        """Wait until data can be received.
+    def _wait(self, keep_waiting: KeepWaiting | None, *, deadline: float | None) -> float | None:
+        """Wait until data can be received; returns the deadline, later by the time in which this process did not run.
 
         Raises TimeoutError after the deadline. A process that stays stopped is killed: ConnectionError.
         """
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None
-        runs_at = time.monotonic()  # when it was last seen not stopped
-        while not poll.poll(min(TICK_S, _remaining(deadline) or TICK_S) * 1e3):
+        runs_at = looked_at = time.monotonic()  # when it was last seen not stopped, and when it was last looked at
+        while True:
+            has_data = poll.poll(min(TICK_S, _remaining(deadline) or TICK_S) * 1e3)
             now = time.monotonic()
+            if (away_s := now - looked_at) > AWAY_S:  # then the reading process was probably frozen too
+                deadline, runs_at = deadline and deadline + away_s, now
+            looked_at = now
+            if has_data:
+                return deadline
             if deadline is not None and now > deadline:
                 raise TimeoutError
             cpu_s, is_stopped = self._usage()

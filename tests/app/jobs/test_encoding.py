@@ -192,6 +192,15 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
     assert answers == run("caption", str(folder), model_flags(), "--max-new-tokens", "6").texts()
     assert len(answers) == 4
 
+    (folder / NAMES[2]).rename(folder / "moved.jpg")
+    moved = run(command, "--format", "jsonl")
+    assert moved.records == []
+    names = sorted(Path(record["picture"]).name for record in run("caption", str(prefixes), DECODER).records)
+    assert names == sorted(["copy.jpg", "moved.jpg", *NAMES[:2]])
+
+    (prefixes / "prefixes-00000.safetensors").unlink()
+    lacking = run(command)
+    assert (lacking.code, "lacks `prefixes-00000.safetensors`, which its records name" in lacking.err) == (2, True)
     over = run(command, "--overwrite", "--format", "jsonl")
     assert len(over.records) == 4
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]

@@ -60,13 +60,18 @@ def test_numbers_that_json_lacks_become_null() -> None:
         *({"choice": wrong} for wrong in ([], {}, {"a": 1.0}, {"a": "1", "b": 0}, {"a": True, "b": 0})),
         *({"ms": wrong} for wrong in ([], {"total": "1"}, {"total": float("inf")}, {"total": 10**400})),
         *({"tokens": wrong} for wrong in ("3", 1.5, True, -1, 2**63)),
-        {"unfamiliar": "no"},
+        *({"unfamiliar": wrong} for wrong in ("no", 0.5, float("nan"))),
     ],
 )
 def test_a_value_of_another_kind_makes_a_line_no_record(values: dict[str, Any]) -> None:
     line = {name: value for name, value in {**recorded(), **values}.items() if value is not ...}
     assert parse_record(json.dumps(line).encode()) is None
     assert parse_record(json.dumps(recorded()).encode()) == recorded()
+
+
+def test_truth_values_that_pandas_wrote_as_numbers_are_truth_values() -> None:
+    for number, truth in ((0.0, False), (1.0, True)):
+        assert parse_record(json.dumps(recorded() | {"unfamiliar": number}).encode())["unfamiliar"] is truth
 
 
 @pytest.mark.parametrize(

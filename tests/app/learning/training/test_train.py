@@ -186,7 +186,7 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
 
 @pytest.mark.proves("train: resume after kill -9", "CPU")
 def test_a_run_that_is_killed_goes_on_bit_for_bit(
-    whole: Path, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, train: Train, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "pets.training"
     with monkeypatch.context() as patch:
@@ -211,7 +211,7 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
     assert "other data, examples or settings" in train("--lr", "1e-4", "--resume").err, "the checkpoint says so too"
     assert (folder / "train.jsonl").read_bytes() == kept, "the run's own division"
 
-    resumed = train("--resume")
+    resumed = run("train", "--config", str(folder / "settings.yaml"), "--resume")
     assert resumed.code == 0
     assert f"goes on after step 3 of 6, from `{folder / 'last.safetensors'}`" in resumed.err
     assert_same_bits(tensors(folder), tensors(whole))

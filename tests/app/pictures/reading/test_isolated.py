@@ -177,14 +177,21 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine(monkeypatch:
         threading.Timer(0.2, to_all(reader, signal.SIGCONT), [digest]).start()
         return is_wanted
 
+    def freezes(reading: process.ReadingProcess, cpu_s: float) -> None:
+        """Both processes were frozen, as by `docker pause`, for longer than the limit."""
+        clock.ahead_s += 100.0
+        os.kill(reading.child.process.pid, signal.SIGCONT)
+
     monkeypatch.setattr(process, "time", clock)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
         waited = reader.read(PICTURES[0], wants_pixels=wants_pixels)
+        frozen = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP), keep_waiting=freezes)
         hung = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
         after = reader.read(PICTURES[1])
 
     assert waited.error is None  # the time that the caller takes does not count
+    assert is_same(frozen, waited)  # nor the time in which this process did not run
     assert (hung.error.code, hung.digest) == ("timeout", after.digest and read_here(PICTURES[0]).digest)
     assert str(PICTURES[0]) in hung.error.message
     assert is_same(after, read_here(PICTURES[1]))
