@@ -37,9 +37,7 @@ def test_a_part_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
     assert (tmp_path / "service.md").read_text(encoding="utf-8") == render("service", figures)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_parts"), [("jobs", 6), ("service", 4), ("training-proofs", 2), ("own-pictures", 4)]
-)
+@pytest.mark.parametrize(("name", "num_parts"), [("jobs", 6), ("service", 4), ("own-pictures", 4)])
 def test_a_part_that_was_not_measured_says_so(name: str, num_parts: int) -> None:
     assert render(name, {}).count("Not measured yet.") == num_parts
 
