@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,21 +50,6 @@ def process_cpu_s(pid: int) -> float:
     """Processor seconds of a process, all threads together. Raises OSError if it has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def child_processes(pid: int) -> list[int]:
-    """The processes that a process has started and that have not ended. Raises OSError if it has ended itself."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # the thread has ended
-            found += map(int, (thread / "children").read_text(encoding="ascii").split())
-    return found
-
-
-def process_mib(pid: int, name: str = "VmRSS") -> float:
-    """Resident memory of a process, or another size in /proc/PID/status. Raises OSError if it has ended."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:")), 0.0)
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
