@@ -53,7 +53,6 @@ class Task:
     budget_s: float = 2.5
     timeout_s: float = 600.0  # then the child process is ended
     on: str = ""  # a device that stands in for the engine's
-    instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
     only_files: bool = False  # only make the file that the engine runs
     ceilings: tuple[str, ...] = ()  # for the section `machine`: rates of matrix products to measure, `Engine.ceiling`
 
