@@ -2,8 +2,6 @@
 
 Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision sight] ...
 
-With `--instructions avx2` our kernels, torch and oneDNN use AVX2 on every processor, and the page is
-docs/peers-avx2.md. llama.cpp uses the instruction sets that it was compiled for.
 For another processor than that of docs/peers.md, `--processor zen4` makes the page docs/peers-zen4.md. With `--device
 cuda --processor h100`, or `h200`, a GPU is measured. With `--on cpu` in addition, the CPU stands in for it, which only
 shows that the code works.
@@ -20,13 +18,12 @@ from scripts.bench import parse_settings
 from scripts.common import tell
 from scripts.pages import render
 from scripts.peers.gpus import gpu_here
-from scripts.peers.results import INSTRUCTIONS, PROCESSORS, Results, from_json, to_json
+from scripts.peers.results import PROCESSORS, Results, from_json, to_json
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS, SIGHTS
 from scripts.peers.table import DEVICES, engine_names
 
 CHOICES = {
-    "instructions": INSTRUCTIONS,
     "processor": PROCESSORS,
     "sizes": (*DECODERS, *ENCODERS, *SIGHTS),
     "sections": Plan.sections,
@@ -36,7 +33,7 @@ CHOICES = {
 
 
 def load(folder: Path, nothing: Results) -> Results:
-    """Read what `save` wrote for the same instruction sets; returns `nothing` if there is no file."""
+    """Read what `save` wrote for the same processor; returns `nothing` if there is no file."""
     return from_json(render.read(nothing.page, folder)) if (folder / f"{nothing.page}.json").is_file() else nothing
 
 
@@ -49,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write. The exit code is 1 if no engine could be measured, 2 for invalid flags."""
     quick = Plan(sections=("decode",), sizes=("tiny",), rounds=1)
     plan, folder, _ = parse_settings(__doc__, arguments, page="peers", full=Plan(), quick=quick, choices=CHOICES)
-    nothing = Results(instructions=plan.instructions, processor=plan.processor)
+    nothing = Results(processor=plan.processor)
     if nothing.device != plan.device:
         tell(f"error: --processor {plan.processor or '(none)'} is no page of --device {plan.device}")
         return 2

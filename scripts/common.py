@@ -4,13 +4,9 @@ import argparse
 import itertools
 import multiprocessing
 import os
-import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,62 +40,16 @@ def in_turn(ways: Iterable[Way], measure: Callable[[Way], Result], *, rounds: in
     return results
 
 
-def medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each figure; all rows have the figures of the first."""
-    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-
-
 def in_fresh_process(work: Callable[..., Result], *arguments: Any) -> Result:
     """The result of a call in a new process, which imports this program's main module."""
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(work, *arguments).result()
 
 
-def caption_command(folder: Path, out: Path) -> list[str]:
-    """The command that captions the pictures of a folder, as process arguments."""
-    return [sys.executable, "-m", "llama_adapter", "caption", str(folder), "--out", str(out)]
-
-
-def watched_job(folder: Path, out: Path, flags: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
-    """Run a job in a process. Yields the process id and the number of records, 50 times a second and at the end.
-
-    Raises RuntimeError if the job fails.
-    """
-    num_records, offset, is_running = 0, 0, True
-    command = [*caption_command(folder, out), "--quiet", *flags]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        while is_running:
-            is_running = process.poll() is None
-            if out.exists():
-                with open(out, "rb") as file:
-                    file.seek(offset)
-                    new = file.read()
-                num_records, offset = num_records + new.count(b"\n"), offset + len(new)
-            yield process.pid, num_records
-            time.sleep(0.02)
-    if process.returncode:
-        raise RuntimeError(f"the job ended with exit code {process.returncode}")
-
-
 def process_cpu_s(pid: int) -> float:
     """Processor seconds of a process, all threads together. Raises OSError if it has ended."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def child_processes(pid: int) -> list[int]:
-    """The processes that a process has started and that have not ended. Raises OSError if it has ended itself."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # the thread has ended
-            found += map(int, (thread / "children").read_text(encoding="ascii").split())
-    return found
-
-
-def process_mib(pid: int, name: str = "VmRSS") -> float:
-    """Resident memory of a process, or another size in /proc/PID/status. Raises OSError if it has ended."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{name}:")), 0.0)
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:

@@ -23,11 +23,11 @@ from llama_adapter.app.models.resources import embedded_model
 from scripts.bench import Measure, run_bench
 from scripts.common import in_fresh_process, tell
 from scripts.own_pictures.baselines import accuracies, inputs_of
+from scripts.own_pictures.commands import evaluate, remembered
 from scripts.own_pictures.runs import decide, train
 from scripts.own_pictures.sets import HELD_OUT, PER_CLASS, fewer, read_part, sets_of, write_set
 from scripts.own_pictures.small_network import accuracy_after
 from scripts.own_pictures.stages import shares_right
-from scripts.training_proofs.commands import evaluate, remembered
 
 PAGE = "own-pictures"
 SEED = 11  # of the pictures; no setting was chosen with them

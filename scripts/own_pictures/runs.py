@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.training_proofs.commands import Figures, remembered, run_command
-from scripts.training_proofs.new_questions import write_table
+from scripts.own_pictures.commands import Figures, remembered, run_command, write_table
 
 UNDECIDED = "undecided"  # the decision of `export-records` below the threshold
 

@@ -78,34 +78,12 @@ def write(name: str, figures: Any, folder: Path = DOCS) -> None:
 
 
 def _context(name: str, figures: Any) -> dict[str, Any]:
-    """The variables of the template: the figures, and what two pages compute from them."""
-    if name == "performance":
-        return _performance(figures)
+    """The variables of the template: the figures, and what pages of peers compute from them."""
     if name.startswith("peers"):
         from scripts.peers.report import page_context
 
         return page_context(figures)
     return {**figures, "page": name}
-
-
-def _performance(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results of `llama-adapter bench` with their summaries."""
-    from llama_adapter.app.command_line.measuring.bench_report import circumstance_lines, headline
-    from llama_adapter.app.jobs.report import numbers
-
-    return {
-        "results": [
-            {
-                **result,
-                "types": numbers(result["dtype"], result["precision"]),
-                "threads": int(result["circumstances"]["threads"]),
-                "headline": headline(result),
-                "lines": circumstance_lines(result),
-            }
-            for result in results
-        ],
-        "stages": ("read", "encoder", "prefix", "prefill", "mixed", "step", "rest"),
-    }
 
 
 def _number(value: object, spec: str, unit: str = "") -> str:

@@ -35,7 +35,7 @@ from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
-from scripts.peers import exported, graphs, huggingface, llama_cpp
+from scripts.peers import exported, huggingface, llama_cpp
 from scripts.peers.files import make_file
 from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
@@ -58,7 +58,6 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before the first dash
     "hf": huggingface.PACKAGES,
     "llama.cpp": llama_cpp.PACKAGES,
-    "graphs": exported.ONNXRUNTIME_PACKAGES,
     "onnxruntime": exported.ONNXRUNTIME_PACKAGES,
     "openvino": exported.OPENVINO_PACKAGES,
 }
@@ -340,9 +339,6 @@ def _openvino(task: Task) -> Encode:
 OPENERS: Mapping[tuple[str, str], Callable[[Task], Any]] = {
     ("machine", "machine"): lambda task: None,
     ("decode", "ours"): _our_decoder,
-    ("decode", "graphs"): lambda task: graphs.open_graphs(
-        _file(task), num_rows=task.num_rows, num_threads=task.threads
-    ),
     ("decode", "hf-dynamic"): lambda task: _huggingface(task, cache="dynamic"),
     ("decode", "hf-static"): lambda task: _huggingface(task, cache="static"),
     ("decode", "hf-compiled"): lambda task: _huggingface(task, cache="compiled"),

@@ -3,16 +3,14 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.exported.weights_file import ExportPrecision
 from llama_adapter.llm.weights.names import meta_order
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
-from scripts.peers.graphs import FOLDER, MINDIR, export_random
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.packages import require
 from scripts.peers.sight import save_random
@@ -111,7 +109,6 @@ _MAKERS: Mapping[str, Callable[[Path, str], None]] = {
     "bf16.gguf": _write_bf16,
     "tokens.onnx": _write_tower,
     SIGHT_FOLDER: save_random,
-    **dict.fromkeys((MINDIR, *(f"{FOLDER}{precision}" for precision in get_args(ExportPrecision))), export_random),
 }
 # File -> the file that it is made from, and how: source, target, number of threads.
 _CONVERSIONS: Mapping[str, tuple[str, Callable[[Path, Path, int], None]]] = {

@@ -17,24 +17,14 @@ Runner = Callable[[Task], Reply]
 
 # Variables that set a child's number of threads in every library.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Limits on the instruction sets of our kernels, of torch and of oneDNN.
-_CAPS = {
-    "best": {},
-    "avx2": {"LLAMA_ADAPTER_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
-}
 _QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ORT_DISABLE_TELEMETRY": "1"}
 
 
 class Child:
-    """A process that answers tasks with the threads and the instruction sets of the first one."""
+    """A process that answers tasks with the threads of the first one."""
 
     def __init__(self, task: Task) -> None:
-        environment = {
-            **os.environ,
-            **_QUIET,
-            **_CAPS[task.instructions],
-            **dict.fromkeys(_THREAD_VARIABLES, str(task.threads)),
-        }
+        environment = {**os.environ, **_QUIET, **dict.fromkeys(_THREAD_VARIABLES, str(task.threads))}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "scripts.peers.child"],

@@ -98,7 +98,6 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
         "sights": sorted({row.size for row in results.rows if row.part == "sight"}),
         "num_sight_pictures": NUM_SIGHT_PICTURES,
         "num_answer_tokens": NUM_ANSWER_TOKENS,
-        "instructions": results.instructions,
         "processor": results.processor,
         "device": results.device,
         "page": results.page,
@@ -113,7 +112,7 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(results: Results, threads: int) -> dict[str, Any]:
     rows = [row for row in results.rows if row.threads == threads]
-    reached = [check(target, results, threads=threads) for target in TARGETS[results.device, results.instructions]]
+    reached = [check(target, results, threads=threads) for target in TARGETS[results.device]]
     sizes = dict.fromkeys(row.size for row in rows)
     return {
         "threads": threads,

@@ -9,7 +9,6 @@ from scripts.peers.gpus import GPUS
 from scripts.peers.table import Device
 
 PROCESSORS = ("", "zen3", "zen4", *GPUS)  # of pages; without a name, that of docs/peers.md
-INSTRUCTIONS = ("best", "avx2")  # instruction sets that programs may use
 Key = tuple[str, str, str, int, int, str]
 
 
@@ -66,7 +65,6 @@ class Results:
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: tuple[Row, ...] = ()
     missing: tuple[Missing, ...] = ()
-    instructions: str = INSTRUCTIONS[0]
     processor: str = ""  # a short name, if the page has figures of another processor than `peers`
 
     @property
@@ -77,8 +75,7 @@ class Results:
     @property
     def page(self) -> str:
         """The name of the page with these results, such as `peers-zen4`."""
-        capped = "" if self.instructions == INSTRUCTIONS[0] else self.instructions
-        return "-".join(part for part in ("peers", self.processor, capped) if part)
+        return f"peers-{self.processor}" if self.processor else "peers"
 
     def find(self, part: str, engine: str, size: str, *, batch: int, threads: int, run: str = "") -> Row | None:
         """The matching row, or None; a ceiling also needs its run."""
@@ -107,7 +104,6 @@ class Results:
             runs={name: run for name, run in runs.items() if name in used},
             rows=tuple(row for row in rows if row.run in used),
             missing=(*kept, *other.missing),
-            instructions=self.instructions,
             processor=self.processor,
         )
 
@@ -120,7 +116,6 @@ def from_json(values: Mapping[str, Any]) -> Results:
             Row(**{**row, "rates": tuple(row["rates"]), "reads": tuple(row.get("reads", ()))}) for row in values["rows"]
         ),
         missing=tuple(Missing(**one) for one in values["missing"]),
-        instructions=values["instructions"],
         processor=values.get("processor", ""),
     )
 
@@ -131,7 +126,6 @@ def to_json(results: Results) -> dict[str, Any]:
         "runs": results.runs,
         "rows": [_stated(row) for row in results.rows],
         "missing": [_stated(one) for one in results.missing],
-        "instructions": results.instructions,
         **({"processor": results.processor} if results.processor else {}),
     }
 

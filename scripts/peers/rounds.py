@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from llama_adapter.runtime.schemes import finer
 from scripts.common import ROOT, Tell
 from scripts.peers.processes import Children, Runner, run_child
-from scripts.peers.results import INSTRUCTIONS, Key, Missing, Results, Row
+from scripts.peers.results import Key, Missing, Results, Row
 from scripts.peers.sizes import (
     ENCODERS,
     JOB_ENCODERS,
@@ -60,9 +60,6 @@ class Plan:
     work: Annotated[str, "working folder"] = str(Path(".work/peers").absolute())
     budget: Annotated[float, "seconds for the repetitions of one figure"] = 2.5
     long: Annotated[float, "seconds; figures that take longer are measured in one round only"] = 8.0
-    instructions: Annotated[str, "instruction sets to use: the best of the processor, or AVX2 at most"] = INSTRUCTIONS[
-        0
-    ]
     processor: Annotated[str, "a short name for the page, if the processor is not that of docs/peers.md"] = ""
     device: Annotated[Device, "the kind of device that computes"] = DEVICES[0]
     on: Annotated[str, "the device that computes instead, to try the code"] = ""
@@ -110,7 +107,6 @@ class Plan:
             budget_s=self.budget,
             timeout_s=_TIMEOUT_S[self.device],
             on=self.on,
-            instructions=self.instructions,
         )
 
 

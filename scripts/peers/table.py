@@ -53,7 +53,6 @@ class Task:
     budget_s: float = 2.5
     timeout_s: float = 600.0  # then the child process is ended
     on: str = ""  # a device that stands in for the engine's
-    instructions: str = "best"  # instruction sets to use, one of `results.INSTRUCTIONS`
     only_files: bool = False  # only make the file that the engine runs
     ceilings: tuple[str, ...] = ()  # for the section `machine`: rates of matrix products to measure, `Engine.ceiling`
 
@@ -100,19 +99,12 @@ def _ours(section: Section) -> tuple[Engine, ...]:
 
 
 SIGHT_FOLDER = "smolvlm"  # the file of a model that sees pictures as tokens
-_KINDS: dict[str, Precision] = {"float32": "float", "int8": "int8", "int4": "int4"}
 _GROWING = "eager, growing cache"
-_GRAPHS = "exported decoder in onnxruntime"
 _DYNAMIC = "dynamic quantisation"
 _NNCF = "post-training quantisation by NNCF"
 _CLIPS = tuple(name for name in ENCODERS if name != "SigLIP-base")  # that `CLIPVisionModel` computes
 _ON_CPU: tuple[Engine, ...] = (
     *_ours("decode"),
-    *(
-        Engine(f"graphs-{precision}", "decode", "graphs", precision=kind, file=f"graphs-{precision}", note=_GRAPHS)
-        for precision, kind in _KINDS.items()
-    ),
-    Engine("mindspore-float32", "decode", "graphs", file="mindir", note="exported decoder in MindSpore"),
     Engine("hf-float32", "decode", "hf-dynamic", note=_GROWING),
     Engine("hf-bfloat16", "decode", "hf-dynamic", dtype="bfloat16", note=_GROWING),
     Engine("hf-bfloat16-static", "decode", "hf-static", dtype="bfloat16", note="eager, static cache"),

@@ -68,7 +68,7 @@ def _all(ratio: float, batches: Sequence[int] = BATCH_SIZES) -> dict[int, float]
 _BOTH = ("1B", "160M")
 _TOWERS = ENCODERS[1:]
 _JOBS = [f"{decoder}+{encoder}" for decoder in _BOTH for encoder in ("embedded", "ViT-L/14")]
-_BEST: tuple[Target, ...] = (
+_CPU: tuple[Target, ...] = (
     *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), _all(1.8)),
     *_targets("prefill", "ours-float32", ("hf-float32",), ("1B",), _all(1.8, PREFILL_BATCH_SIZES)),
     *_targets("decode", "ours-float32", ("hf-float32",), ("160M",), _all(1.8)),
@@ -96,17 +96,6 @@ _BEST: tuple[Target, ...] = (
         for target in _targets(part, ours, (peer,), ("SmolLM2-135M", "Llama-3.2-1B"), wanted)
     ),
 )
-_AVX2: tuple[Target, ...] = (
-    *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), {1: 1.8, 5: 3.0, 16: 3.0}),
-    *(
-        target
-        for ours, peer in _AT_EQUAL_BITS
-        for part, wanted in (("decode", {1: 1.1, 5: 1.3, 16: 1.3}), ("prefill", _all(1.3, PREFILL_BATCH_SIZES)))
-        for target in _targets(part, ours, (peer,), ("1B",), wanted)
-    ),
-    *_targets("vision", "ours-float32", ("onnxruntime-float32", "openvino-float32"), ("ViT-L/14",), _all(1.0)),
-    *_targets("vision", "ours-int8", ("openvino-int8",), ("ViT-L/14",), _all(1.0)),
-)
 _LARGE = ("7B", "1B")
 _COMPILED = ("hf-bfloat16-compiled",)
 _PICTURES = (*BATCH_SIZES, 64, 256)
@@ -125,11 +114,7 @@ _GPU: tuple[Target, ...] = (  # set for an NVIDIA H100
         )
     ),
 )
-TARGETS: Mapping[tuple[Device, str], tuple[Target, ...]] = {  # by device and instruction sets
-    ("cpu", "best"): _BEST,
-    ("cpu", "avx2"): _AVX2,
-    ("cuda", "best"): _GPU,
-}
+TARGETS: Mapping[Device, tuple[Target, ...]] = {"cpu": _CPU, "cuda": _GPU}
 
 
 def check(target: Target, results: Results, *, threads: int) -> Reached:

@@ -1,17 +1,10 @@
-"""Light HTTP clients: for one kind of request, and for requests that are invalid.
-
-They take little processor time from the server on the same machine.
-"""
+"""A light HTTP client for one kind of request, which takes little processor time from a server on the same machine."""
 
 import asyncio
 import json
-import re
-import socket
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 Outcome = Literal[
     "answered",  # status 200, complete
@@ -22,7 +15,6 @@ Outcome = Literal[
 ]
 MAX_LINE = 2**20
 CHAT = "/v1/chat/completions"
-_PIECE = 2**20
 
 
 @dataclass(kw_only=True, slots=True)
@@ -151,45 +143,3 @@ async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Re
         return await connection.ask(body, timeout_s=timeout_s)
     finally:
         await connection.close()
-
-
-# One exchange over a plain socket, so that invalid requests can be sent
-
-
-class Exchanged(NamedTuple):
-    """The answer; status 0 and an empty code if there was none."""
-
-    status: int
-    code: str  # of the error
-    message: str
-    ms: float
-
-
-def request_head(*, length: int | None = None, headers: Mapping[str, str] | None = None) -> bytes:
-    """The head of a chat request; headers with an empty value are left out."""
-    named = {"host": "localhost", "content-type": "application/json", "connection": "close"}
-    named |= {} if length is None else {"content-length": str(length)}
-    named |= headers or {}
-    lines = [f"POST {CHAT} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
-def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float = 120.0) -> Exchanged:
-    """Send the pieces of a request and read its answer."""
-    started, received = time.perf_counter(), b""
-    with socket.create_connection((host, port), timeout=timeout_s) as connection:
-        # The server may answer and close the connection while the request is still being sent.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            for piece in pieces:
-                for start in range(0, len(piece), _PIECE):
-                    connection.sendall(memoryview(piece)[start : start + _PIECE])
-        with suppress(ConnectionResetError):
-            while more := connection.recv(65536):
-                received += more
-    ms = (time.perf_counter() - started) * 1e3
-    head, _, body = received.partition(b"\r\n\r\n")
-    status = re.match(rb"\S+ (\d+)", head)
-    error: dict[str, str] = {}
-    with suppress(ValueError, KeyError, TypeError):
-        error = json.loads(body)["error"]
-    return Exchanged(int(status[1]) if status else 0, error.get("code", ""), error.get("message", ""), ms)

@@ -1,7 +1,6 @@
 """A load from several clients, each with one request at a time: outcomes and times."""
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -57,7 +56,7 @@ async def run_load(server: ServerProcess, workload: Workload, *, clients: int, s
 
 
 async def keep_asking(
-    server: ServerProcess, workload: Workload, replies: list[tuple[int, Reply]], *, deadline: float = math.inf
+    server: ServerProcess, workload: Workload, replies: list[tuple[int, Reply]], *, deadline: float
 ) -> None:
     """One client's requests over one connection, until `deadline` (by `time.perf_counter()`) or a refused connection.
 

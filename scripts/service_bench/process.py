@@ -1,4 +1,4 @@
-"""`llama-adapter serve` as a child process: its address, memory, processor time, and shutdown."""
+"""`llama-adapter serve` as a child process: its address, its stderr, and shutdown."""
 
 import os
 import queue
@@ -7,11 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Self
-
-from scripts.common import child_processes
 
 READY = "serving on "
 
@@ -84,20 +80,6 @@ class ServerProcess:
         self._reader.join()
         assert self._process.stderr is not None
         self._process.stderr.close()
-
-    def tree_mb(self) -> float:
-        """Memory of the server and its child processes; shared memory counts once."""
-        pids, total = [self.pid], 0.0
-        for pid in pids:
-            with suppress(OSError):  # the process has ended meanwhile
-                pids += child_processes(pid)
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
-                total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
-        return total
-
-    def forget_peak(self) -> None:
-        """Reset the peak of the memory to what is in use now."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def __enter__(self) -> Self:
         return self

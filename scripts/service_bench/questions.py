@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llama_adapter.app.models.resources import sample_pictures
 from scripts.common import sample_files
 
 CAPTION = "Generate caption of this image"
@@ -15,14 +14,11 @@ CAPTION = "Generate caption of this image"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A picture, a question, and sampling parameters."""
+    """A picture and a question, answered with the likeliest tokens."""
 
     name: str
     picture: bytes
     prompt: str
-    temperature: float = 0.0
-    top_p: float = 0.75
-    seed: int | None = None
 
     def body(self, *, stream: bool) -> bytes:
         """The request's body."""
@@ -40,9 +36,7 @@ class Question:
         request: dict[str, Any] = {
             "model": "default",
             "messages": [{"role": "user", "content": [picture_part, {"type": "text", "text": self.prompt}]}],
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "seed": self.seed,
+            "temperature": 0.0,
             "stream": stream,
         }
         if stream:
@@ -54,14 +48,6 @@ class Question:
 def captions() -> list[Question]:
     """The caption question about each sample picture."""
     return [Question(name=file.name, picture=file.read_bytes(), prompt=CAPTION) for file in sample_files()]
-
-
-def all_questions() -> list[Question]:
-    """All questions in the samples' questions.jsonl."""
-    pictures = {question.name: question.picture for question in captions()}
-    lines = (sample_pictures() / "questions.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [Question(name=row["picture"], picture=pictures[row["picture"]], prompt=row["question"]) for row in rows]
 
 
 class Workload:

@@ -30,7 +30,7 @@ NOTHING, UNKNOWN = -1, -100  # no object there; an object whose kind has no name
 UNNAMED_SHAPES = ("hexagon", "diamond", "bar", "arrow")
 # First numbers of every seed: training pictures, scored pictures and sample pictures never share one.
 CROWD_SEED, SCENE_SEED, ODD_SEED, CHECK_SEED, PAIR_SEED, FRESH_SEED = 101, 202, 303, 404, 505, 606
-SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED, PROOF_SEED = 909, 777, 1212, 1515
+SCORE_SEED, SAMPLE_SEED, FAMILIAR_SEED = 909, 777, 1212
 _COUNTS = (0.2, 0.35, 0.45)  # one, two, three objects: pictures with more objects teach more
 
 Drawn = tuple[Pixels, NDArray[np.int16]]

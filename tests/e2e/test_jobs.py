@@ -19,11 +19,11 @@ import pytest
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import Record, read_records
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.job_proofs.drawings import write_drawings
-from scripts.job_proofs.kills import kill_again_and_again
 from tests.app.command import Run
 from tests.app.conftest import run as run
 from tests.app.golden import ROOT, case, model_flags, picture
+from tests.e2e.drawings import write_drawings
+from tests.e2e.kills import kill_again_and_again
 from tests.odd_pictures import write_odd_pictures
 
 pytestmark = pytest.mark.slow

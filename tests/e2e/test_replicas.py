@@ -29,7 +29,6 @@ from scripts.service_bench.client import Connection, Reply
 from scripts.service_bench.load import shown_outcome
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Question, captions
-from scripts.service_bench.replicas import READY_S, ever_ready, flags_of, is_alive, replicas_of, wait_for_replicas
 from tests.app.models.parallel.processes import descendants, listening, ranks_of
 from tests.app.serving.online.waiting import wait_for
 from tests.e2e import test_openai_client as openai_client
@@ -39,6 +38,8 @@ pytestmark = pytest.mark.slow
 SAMPLE = re.compile(r"^(llama_adapter_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 CLUSTER = re.compile(rb"--gcs-address=([\d.]+:\d+)")
 TIMEOUT_S = 60.0
+READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
+READY_S = 180.0  # time limit for a replica to load the model
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,6 +101,37 @@ class Servers:
         self._split_stack.close()
         self._stack.close()
         self._server = self._split = None
+
+
+def flags_of(replicas: int) -> tuple[str, ...]:
+    """Flags of a server with this many replicas; with 0, the model is in the server's process."""
+    return ("--engine", "ray", "--ray-address", "local", "--replicas", str(replicas)) if replicas else ()
+
+
+def ever_ready(server: ServerProcess) -> dict[str, int]:
+    """The processes of all replicas that have been ready so far, by name. Some may have ended."""
+    return {match[1]: int(match[2]) for line in list(server.lines) if (match := READY.search(line))}
+
+
+def replicas_of(server: ServerProcess) -> dict[str, int]:
+    """The processes of the replicas that have been ready and have not ended, by name."""
+    return {name: pid for name, pid in ever_ready(server).items() if is_alive(pid)}
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and has not ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_for_replicas(server: ServerProcess, number: int) -> None:
+    """Wait until `number` replicas have been ready, including those that have ended. Raises TimeoutError."""
+    deadline = time.monotonic() + READY_S
+    while len(ever_ready(server)) < number:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{number} replicas are not ready after {READY_S:g} s")
+        time.sleep(0.02)
 
 
 def cluster_of(server: ServerProcess) -> str:

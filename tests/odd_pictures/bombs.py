@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from scripts.service_bench.bad_files import (
+from tests.bad_files import (
     chunk,
     jpeg_header,
     large_gif_frame,

@@ -4,7 +4,7 @@ import random
 import struct
 from collections.abc import Iterator
 
-from scripts.service_bench.bad_files import HTML, SVG
+from tests.bad_files import HTML, SVG
 from tests.odd_pictures.samples import OddFile, saved, scene, sound_files
 
 FLIPPED_EACH = 12

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image, features
 
-from scripts.service_bench.bad_files import chunk
+from tests.bad_files import chunk
 from tests.odd_pictures.damaged import jpeg_markers
 from tests.odd_pictures.rare import rare_files
 from tests.odd_pictures.samples import OddFile, saved, scene, sound_files

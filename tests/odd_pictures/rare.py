@@ -11,7 +11,7 @@ import numpy as np
 import PIL
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from scripts.service_bench.bad_files import chunk
+from tests.bad_files import chunk
 from tests.odd_pictures.damaged import jpeg_markers
 from tests.odd_pictures.samples import saved, scene, sound_files
 

@@ -39,9 +39,9 @@ def test_chosen_parts_are_measured_and_written_with_their_circumstances(tmp_path
     parts = {name: lambda settings, name=name: {"seconds": settings.seconds, "is": name} for name in "ab"}
     flags = ["--quick", "--out", str(tmp_path), "--part", "b"]
 
-    found = run_bench("", flags, measure=parts, page="jobs", packages=["numpy"], full=FULL, quick=QUICK)
+    found = run_bench("", flags, measure=parts, page="own-pictures", packages=["numpy"], full=FULL, quick=QUICK)
 
-    assert found == read("jobs", tmp_path)
+    assert found == read("own-pictures", tmp_path)
     assert found.keys() == {"b"}
     assert (found["b"]["seconds"], found["b"]["is"]) == (0.5, "b")
     assert {"python", "numpy"} <= found["b"]["circumstances"]["versions"].keys()
@@ -50,7 +50,7 @@ def test_chosen_parts_are_measured_and_written_with_their_circumstances(tmp_path
 def test_packages_of_a_part_are_wanted_for_it_alone_and_before_the_first_part() -> None:
     measured: list[str] = []
     parts = {name: lambda settings, name=name: measured.append(name) or {} for name in "ab"}
-    options: dict[str, Any] = {"measure": parts, "page": "jobs", "packages": {"b": ["no-such-package"]}}
+    options: dict[str, Any] = {"measure": parts, "page": "own-pictures", "packages": {"b": ["no-such-package"]}}
 
     found = run_bench("", ["--quick", "--part", "a"], **options, full=FULL, quick=QUICK)
     with pytest.raises(metadata.PackageNotFoundError, match="no-such-package"):

@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 from llama_adapter.vision.containers import bare_picture
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
-from scripts.service_bench.bad_files import chunk as sound_chunk
+from tests.bad_files import chunk as sound_chunk
 from tests.odd_pictures.damaged import png_chunks
 from tests.odd_pictures.samples import saved, scene, sound_files
 

@@ -25,7 +25,7 @@ from llama_adapter.vision.formats import PICTURE_FORMATS, PICTURE_SUFFIXES
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
-from scripts.service_bench.bad_files import chunk
+from tests.bad_files import chunk
 from tests.odd_pictures.samples import saved, scene
 
 HEIC_BEGINNING = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"

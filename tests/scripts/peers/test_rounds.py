@@ -178,14 +178,14 @@ def test_new_run_replaces_what_it_measures_only(tmp_path: Path) -> None:
     assert lacking.merged(results(row("hf-float32", (1.0,)))).missing == ()
 
 
-def test_figures_with_other_instructions_have_a_page_of_their_own(tmp_path: Path) -> None:
-    capped = Results(instructions="avx2")
+def test_figures_of_another_processor_have_a_page_of_their_own(tmp_path: Path) -> None:
+    other = Results(processor="zen4")
     save(results(row("ours-float32", (2.0,))), tmp_path)
-    save(load(tmp_path, capped).merged(results(row("ours-float32", (1.0,)))), tmp_path)
+    save(load(tmp_path, other).merged(results(row("ours-float32", (1.0,)))), tmp_path)
 
-    assert [load(tmp_path, one).rows[0].rates for one in (Results(), capped)] == [(2.0,), (1.0,)]
-    assert load(tmp_path, capped).instructions == "avx2"
-    assert "--instructions avx2" in (tmp_path / "peers-avx2.md").read_text()
+    assert [load(tmp_path, one).rows[0].rates for one in (Results(), other)] == [(2.0,), (1.0,)]
+    assert load(tmp_path, other).processor == "zen4"
+    assert "--processor zen4" in (tmp_path / "peers-zen4.md").read_text()
 
 
 def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
@@ -205,7 +205,7 @@ def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
 def test_targets_name_measured_engines() -> None:
     measured = {(engine.device, engine.section, engine.name) for engine in ENGINES}
 
-    for device, target in ((device, target) for (device, _), targets in TARGETS.items() for target in targets):
+    for device, target in ((device, target) for device, targets in TARGETS.items() for target in targets):
         section = "decode" if target.part == "prefill" else target.part
         assert {(device, section, one) for one in (target.ours, *target.peers)} <= measured
         assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}

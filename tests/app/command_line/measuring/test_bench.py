@@ -16,7 +16,6 @@ from llama_adapter.app.models.roofline import Work
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.plots import check_plot
-from scripts.pages.render import render
 
 pytestmark = pytest.mark.slow
 
@@ -79,17 +78,16 @@ def test_int8_weights_count_one_byte_unless_they_are_widened(operators: Any) -> 
     assert num_bytes[0] == pytest.approx(num_bytes[1]) if is_widened else num_bytes[0] < 0.5 * num_bytes[1]
 
 
-def test_table_json_plot_and_page_are_made_of_one_result(tmp_path: Path) -> None:
+def test_table_json_and_plot_are_made_of_one_result(tmp_path: Path) -> None:
     result = tiny_run(random=None, workload="caption", batch_sizes=(2,), rounds=1)
-    plain = json.loads(json.dumps(result.to_dict()))
 
     for name in ("plot.png", "plot.svg"):
         check_plot(str(tmp_path / name))
         write_plot(result, str(tmp_path / name))
 
     assert result.model == "embedded"
+    assert json.loads(json.dumps(result.to_dict()))["model"] == "embedded"
     assert "embedded" in format_table(result)
-    assert "## embedded, caption, float32" in render("performance", [plain])
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
 

@@ -6,16 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from scripts.service_bench.client import exchange
 from scripts.service_bench.load import warm_up
 from scripts.service_bench.process import ServerProcess
 from scripts.service_bench.questions import Workload, captions
-from scripts.service_bench.refused import all_cases, host_flags
-from scripts.service_bench.site import COMMAND, RedirectingSite
+from tests.app.serving.http_api.refused import all_cases, exchange, host_flags
+from tests.app.serving.http_api.site import COMMAND, RedirectingSite
 
 pytestmark = pytest.mark.slow
 
-CASES = [pytest.param(number, id=case.name) for number, case in enumerate(all_cases(0)) if not case.is_slow]
+CASES = [pytest.param(number, id=case.name) for number, case in enumerate(all_cases(0))]
 
 
 @pytest.fixture(scope="module")

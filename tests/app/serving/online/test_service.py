@@ -38,7 +38,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.pixels import PixelRule
-from scripts.service_bench import bad_files
+from tests import bad_files
 from tests.app.golden import GOLDEN
 from tests.app.serving.online.waiting import WAIT_S, Gate, started, wait_for
 

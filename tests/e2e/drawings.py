@@ -19,11 +19,3 @@ def write_drawings(folder: Path, count: int, *, seed: int = 1) -> list[Path]:
         Image.fromarray(draw_scene(sample_scene(rng), rng)).save(path, compress_level=1)
         paths.append(path)
     return paths
-
-
-def write_variations(folder: Path, count: int, *, seed: int = 1, drawings: int = 200) -> None:
-    """Write `count` different files from fewer drawings, by appending bytes to PNG files."""
-    originals = write_drawings(folder, min(count, drawings), seed=seed)
-    data = [path.read_bytes() for path in originals]
-    for index in range(len(originals), count):
-        (folder / f"{index:06d}.png").write_bytes(data[index % len(data)] + index.to_bytes(4, "big"))

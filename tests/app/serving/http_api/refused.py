@@ -1,24 +1,20 @@
-"""Invalid requests, each with the expected status and code, and what a server answers: status, time and memory."""
+"""Invalid requests, each with the expected status and code, and an exchange over a plain socket that sends them."""
 
-import asyncio
 import base64
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_adapter.app.serving.online.types import ServiceLimits
-from scripts.common import process_mib, tell
-from scripts.service_bench import bad_files
-from scripts.service_bench.client import exchange, request_head
-from scripts.service_bench.load import warm_up
-from scripts.service_bench.process import ServerProcess
-from scripts.service_bench.questions import Workload, captions
-from scripts.service_bench.site import COMMAND, HOSTS, PATHS, SITE, RedirectingSite
+from scripts.service_bench.client import CHAT
+from tests import bad_files
+from tests.app.serving.http_api.site import HOSTS, PATHS, SITE
 
-_SETTLE_S = 0.3  # wait before measuring the memory that a request leaves behind
+_PIECE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +25,6 @@ class Case:
     pieces: Callable[[], Iterable[bytes]]
     status: int
     code: str
-    is_slow: bool = False  # takes as long as the server's body timeout
 
 
 def chat(url: str | None = None, *, prompt: str = "What is it?", **parameters: Any) -> bytes:
@@ -97,7 +92,7 @@ def url_cases() -> Iterator[Case]:
 
 
 def remote_cases(port: int) -> Iterator[Case]:
-    """Pictures on the allowed site at `port` (scripts/service_bench/site.py)."""
+    """Pictures on the allowed site at `port` (`site.py`)."""
     for name, (_, reason, code) in HOSTS.items():
         yield _of_url(f"allowed host, {reason}", f"http://{name}:{port}/", code)
     for path, (_, reason, code) in PATHS.items():
@@ -142,7 +137,6 @@ def body_cases() -> Iterator[Case]:
     yield _of_body(
         "another site's name for this machine", lambda: chat(picture), 421, "host_not_allowed", host="evil.test"
     )
-    yield Case(name="body that never comes", pieces=_never, status=408, code="request_timeout", is_slow=True)
 
 
 def _endless_chunks() -> Iterator[bytes]:
@@ -153,56 +147,43 @@ def _endless_chunks() -> Iterator[bytes]:
     yield b"0\r\n\r\n"
 
 
-def _never() -> Iterator[bytes]:
-    yield request_head(length=1000) + b"{"
-
-
 def all_cases(port: int) -> list[Case]:
     """All cases; `port` is that of the site with redirects."""
     return [*picture_cases(), *url_cases(), *remote_cases(port), *body_cases()]
 
 
-def measure_refusals(settings: object) -> dict[str, Any]:
-    """Send every case to one server, between questions about all samples."""
-    questions = captions()
-    known = Workload(questions, is_new=False)
-    with RedirectingSite() as site, ServerProcess(*host_flags(site.port), command=COMMAND) as server:
-        asyncio.run(warm_up(server, known, number=len(questions)))
-        resident_mb = process_mib(server.pid)
-        rows = [_row(server, case) for case in all_cases(site.port)]
-        asyncio.run(warm_up(server, known, number=len(questions)))
-        resident_after_mb = process_mib(server.pid)
-        rows.append(_row(server, _largest()))
-    return {"rows": rows, "resident_mb": resident_mb, "resident_after_mb": resident_after_mb}
+class Exchanged(NamedTuple):
+    """The answer; status 0 and an empty code if there was none."""
+
+    status: int
+    code: str  # of the error
+    message: str
 
 
-def _largest() -> Case:
-    num_pixels = ServiceLimits().max_pixels
-    return Case(
-        name=f"not refused: the largest picture that is read, {num_pixels / 1e6:.0f} megapixels",
-        pieces=lambda: posted(chat(data_uri(bad_files.largest_picture(num_pixels=num_pixels)))),
-        status=200,
-        code="",
-    )
+def request_head(*, length: int | None = None, headers: Mapping[str, str] | None = None) -> bytes:
+    """The head of a chat request; headers with an empty value are left out."""
+    named = {"host": "localhost", "content-type": "application/json", "connection": "close"}
+    named |= {} if length is None else {"content-length": str(length)}
+    named |= headers or {}
+    lines = [f"POST {CHAT} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items() if value)]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
 
-def _row(server: ServerProcess, case: Case) -> dict[str, Any]:
-    pieces = case.pieces()
-    before = process_mib(server.pid)
-    with suppress(OSError):  # without permission to reset the peak, growth is measured from the peak so far
-        server.forget_peak()
-    peak_before = process_mib(server.pid, "VmHWM")
-    came = exchange(server.host, server.port, pieces)
-    peak = process_mib(server.pid, "VmHWM")
-    time.sleep(_SETTLE_S)
-    is_right = (came.status, came.code) == (case.status, case.code)
-    tell(f"{'ok' if is_right else 'WRONG'}: {case.name}: {came.status} {came.code} {came.message}")
-    return {
-        "name": case.name,
-        "status": came.status,
-        "code": came.code,
-        "is_right": is_right,
-        "ms": came.ms,
-        "peak_mb": max(0.0, peak - peak_before),
-        "left_mb": process_mib(server.pid) - before,
-    }
+def exchange(host: str, port: int, pieces: Iterable[bytes], *, timeout_s: float = 120.0) -> Exchanged:
+    """Send the pieces of a request and read its answer."""
+    received = b""
+    with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        # The server may answer and close the connection while the request is still being sent.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                for start in range(0, len(piece), _PIECE):
+                    connection.sendall(memoryview(piece)[start : start + _PIECE])
+        with suppress(ConnectionResetError):
+            while more := connection.recv(65536):
+                received += more
+    head, _, body = received.partition(b"\r\n\r\n")
+    status = re.match(rb"\S+ (\d+)", head)
+    error: dict[str, str] = {}
+    with suppress(ValueError, KeyError, TypeError):
+        error = json.loads(body)["error"]
+    return Exchanged(int(status[1]) if status else 0, error.get("code", ""), error.get("message", ""))

@@ -13,7 +13,6 @@ from llama_adapter.app.models.resources import sample_pictures
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY = 0
 _BLOCK = 2**20
-_SIGNATURE_AND_HEADER = 33  # bytes of a PNG before the first chunk after the header
 
 
 @cache
@@ -95,14 +94,6 @@ def zip_bomb(*, mebibytes: int = 512) -> bytes:
     return member + entry + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(member), 0)
 
 
-def largest_picture(*, num_pixels: int) -> bytes:
-    """A valid RGB picture of `num_pixels` in one colour."""
-    side = int(num_pixels**0.5)
-    content = io.BytesIO()
-    Image.new("RGB", (side, side), (200, 30, 30)).save(content, "PNG", compress_level=1)
-    return content.getvalue()
-
-
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
 HTML = b"<!DOCTYPE html><html><body><script>alert(1)</script></body></html>"
 
@@ -119,40 +110,15 @@ def progressive_jpeg(*, side: int = 7000, num_scans: int = 14_000) -> bytes:
 
 
 @cache
-def commented_gif(*, num_bytes: int = 31 * 2**20) -> bytes:
-    """A comment in blocks of one byte each, which Pillow concatenates one by one."""
-    content = _plain("GIF")
-    flags = content[10]
-    head = 13 + (3 * (2 << (flags & 7)) if flags & 0x80 else 0)  # header, screen, global colour table
-    return content[:head] + b"\x21\xfe" + b"\x01a" * (num_bytes // 2) + b"\x00" + content[head:]
-
-
-@cache
 def segmented_jpeg(*, num_bytes: int = 31 * 2**20) -> bytes:
     """Millions of empty APP5 segments, which Pillow keeps in a list."""
     content = _plain("JPEG")
     return content[:2] + b"\xff\xe5\x00\x02" * (num_bytes // 4) + content[2:]
 
 
-@cache
-def chunked_png(*, num_bytes: int = 31 * 2**20) -> bytes:
-    """Millions of empty chunks of a private kind."""
-    content, empty = _plain("PNG"), chunk(b"abCd", b"")
-    head = content[:_SIGNATURE_AND_HEADER]
-    return head + empty * (num_bytes // len(empty)) + content[_SIGNATURE_AND_HEADER:]
-
-
 def changed(content: bytes, number: int) -> bytes:
     """The same picture with a number appended, so that its digest is new."""
     return content + struct.pack(">Q", number)
-
-
-SLOW_KINDS = (
-    ("progressive JPEG, 14,000 scans", progressive_jpeg),
-    ("GIF, a comment of 16 million blocks", commented_gif),
-    ("JPEG, 8 million APP segments", segmented_jpeg),
-    ("PNG, 2.7 million chunks", chunked_png),
-)
 
 
 def _plain(kind: str, *, side: int = 8, **options: bool) -> bytes:

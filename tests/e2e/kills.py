@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llama_adapter.app.jobs.records.record import parse_record, read_records
-from scripts.common import ROOT, tell
+from scripts.common import ROOT
 
 _START_S = 3.0  # about the time that a run needs to start and answer some pictures
 
@@ -63,7 +63,6 @@ def kill_again_and_again(
         _one_run(report, work, out, command, draw=draw)
         if out.exists() and len(_lines(out)) >= len(expected):
             _settle(report, work, out, command, expected=expected)
-            tell(f"{report.kills} kills, {report.jobs} jobs, at most {report.most_begun_again} pictures begun again")
     if out.exists():
         _settle(report, work, out, command, expected=expected)
     return report
@@ -90,7 +89,7 @@ def _one_run(report: KillReport, work: Path, out: Path, command: Sequence[str], 
 def _run(work: Path, out: Path, command: Sequence[str]) -> "subprocess.Popen[bytes]":
     log = work / "begun"
     log.unlink(missing_ok=True)
-    program = [sys.executable, "-m", "scripts.job_proofs.noting", str(log), *command, "--out", str(out)]
+    program = [sys.executable, "-m", "tests.e2e.noting", str(log), *command, "--out", str(out)]
     with open(work / "stderr", "wb") as errors:
         return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=errors)
 

@@ -9,7 +9,7 @@ from llama_adapter.app.pictures.inputs import fetching
 from llama_adapter.app.pictures.inputs.fetching import Network
 from llama_adapter.app.pictures.inputs.urls import is_public
 
-COMMAND = ("-m", "scripts.service_bench.site")  # for a `ServerProcess`
+COMMAND = ("-m", "tests.app.serving.http_api.site")  # for a `ServerProcess`
 PUBLIC = "127.0.0.1"  # treated as public by this server
 SITE = "pictures.test"  # the name of the site below
 _NOT_ALLOWED, _INVALID, _FAILED = "image_host_not_allowed", "invalid_image_url", "failed_to_download_image"

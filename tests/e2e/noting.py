@@ -1,4 +1,4 @@
-"""The command line with a log of every submitted picture: `python -m scripts.job_proofs.noting LOG caption ...`."""
+"""The command line with a log of every submitted picture: `python -m tests.e2e.noting LOG caption ...`."""
 
 import os
 import sys

@@ -1,1 +1,0 @@
-"""Measurements of `scripts.bench_engine`, one module each."""

@@ -1,1 +1,0 @@
-"""Parts of `scripts.prove_jobs`: folders of drawings, kills at random moments, and jobs with Ray."""

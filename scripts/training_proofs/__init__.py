@@ -1,1 +1,0 @@
-"""What training teaches the embedded model: data of the experiments, runs of `train` and `eval`, scores."""
