@@ -241,11 +241,16 @@ def ask_while(
 
 
 def until_ready(server: ServerProcess, number: int, questions: list[Question]) -> Iterator[Question]:
-    """The questions, repeated until `number` replicas have been ready (or for `READY_S`), and then once more."""
+    """The questions, repeated until `number` replicas have been ready (or for `READY_S`), and then once more.
+
+    They are repeated slowly, since they would take the processors from the replica that loads.
+    """
     deadline = time.monotonic() + READY_S
-    for question in itertools.cycle(questions):
+    for place, question in enumerate(itertools.cycle(questions)):
         if len(ever_ready(server)) >= number or time.monotonic() > deadline:
             break
+        if place >= len(questions):
+            time.sleep(0.1)
         yield question
     yield from questions
 

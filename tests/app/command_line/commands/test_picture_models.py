@@ -10,6 +10,7 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.checkpoints import NO_PIXELS
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
+from tests.app.exported import shared_encoder
 from tests.app.picture_models import Reference, pictures, save
 
 HOME = "LLAMA_ADAPTER_HOME"
@@ -80,7 +81,9 @@ def bundle(folder: Path, run: Run) -> str:
     return str(made)
 
 
-def test_a_bundle_is_exported_with_its_encoder(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
+def test_a_bundle_is_exported_with_its_encoder_and_each_alone(
+    folder: Path, bundle: str, run: Run, tmp_path: Path
+) -> None:
     out, photos = str(tmp_path / "out"), str(folder.parent / "photos")
     ran = run("export", "decoder", "--model", bundle, "--out", out)
     assert ran.code == 0, ran.err
@@ -99,22 +102,20 @@ def test_a_bundle_is_exported_with_its_encoder(folder: Path, bundle: str, run: R
     assert refused.code == ExitCode.USAGE
     assert "sees pictures as tokens of its prompts, and prefix files hold none" in refused.err
 
-
-def test_the_encoder_of_a_bundle_is_exported_alone(folder: Path, bundle: str, run: Run, tmp_path: Path) -> None:
-    encoder, out, photos = str(tmp_path / "one.onnx"), str(tmp_path / "out"), str(folder.parent / "photos")
-    exported = run("export", "onnx", "--model", bundle, "--out", encoder)
+    encoder, blind = str(tmp_path / "one.onnx"), str(tmp_path / "blind")
+    with shared_encoder(lambda dtype: Path(out, "encoder.onnx")):
+        exported = run("export", "onnx", "--model", bundle, "--out", encoder)
     assert exported.code == 0, exported.err
     checked = run("doctor", "--model", bundle, "--encoder", encoder)
     assert checked.code == 0, checked.out
     assert "is this model's own, by tower and connector" in " ".join(checked.out.split())
-    alone = run("export", "decoder", "--model", bundle, "--out", out, "--without-encoder", "--without-comparison")
+    alone = run("export", "decoder", "--model", bundle, "--out", blind, "--without-encoder", "--without-comparison")
     assert alone.code == 0, alone.err
 
-    flags = ["--max-new-tokens", "6"]
-    blind = run("caption", "--decoder", out, photos, flags)
-    assert (blind.code, "has no picture encoder" in blind.err) == (ExitCode.FAILED, True)
+    refused = run("caption", "--decoder", blind, photos, flags)
+    assert (refused.code, "has no picture encoder" in refused.err) == (ExitCode.FAILED, True)
     wanted = run("caption", "--model", bundle, photos, flags, "--dtype", "float32", "--device", "cpu")
-    assert run("caption", "--decoder", out, "--encoder", encoder, photos, flags).texts() == wanted.texts() != {}
+    assert run("caption", "--decoder", blind, "--encoder", encoder, photos, flags).texts() == wanted.texts() != {}
 
 
 def test_a_folder_says_that_its_bundle_takes_and_makes_encoders(folder: Path, run: Run, tmp_path: Path) -> None:
