@@ -42,12 +42,11 @@ TOWERS = {
     "registers, heads of 104, tokens of a layer": VisionConfig(clip=REGISTERS, query=QUERY, channel_order="bgr"),
 }
 PATCHES = ClipConfig(image_size=56, patch_size=14, width=64, num_layers=2, num_heads=2, output_dim=64, drops_class=True)
-ONE_LAYER = replace(PATCHES, num_layers=1)  # where the connector is what differs
 TWO_LINEARS = ConnectorConfig(num_queries=16, mlp_dim=96, output_dim=32)
 CONNECTORS = {
     "LLaVA": VisionConfig(clip=PATCHES, query=TWO_LINEARS),
-    "tanh": VisionConfig(clip=ONE_LAYER, query=replace(TWO_LINEARS, activation="gelu_tanh", has_bias=False)),
-    "quick": VisionConfig(clip=ONE_LAYER, query=replace(TWO_LINEARS, activation="quick_gelu")),
+    "tanh": VisionConfig(clip=SIGLIP, query=replace(TWO_LINEARS, activation="gelu_tanh", has_bias=False)),
+    "quick": VisionConfig(clip=SIGLIP, query=replace(TWO_LINEARS, activation="quick_gelu")),
     "SmolVLM": VisionConfig(
         clip=SIGLIP, query=ConnectorConfig(num_queries=4, shuffle=2, output_dim=32, has_bias=False)
     ),
