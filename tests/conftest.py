@@ -110,11 +110,12 @@ LONGEST = (
     "tests/e2e/test_ray.py",
     "tests/app/models/parallel/test_groups.py",
     "tests/scripts/test_gpu_round.py",
+    "tests/e2e/test_ascend_route.py",
+    "tests/npu/test_chips.py",
+    "tests/e2e/test_schema_fuzz.py",
     "tests/app/captioning/test_devices.py",
     "tests/app/captioning/test_gguf_model.py",
-    "tests/e2e/test_ascend_route.py",
     "tests/app/jobs/clusters/test_cluster.py",
-    "tests/npu/test_chips.py",
 )
 # Files that share a result that takes a process half a minute to compute, most of the time of `test_chips.py`.
 TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")

@@ -49,19 +49,18 @@ def exported_embedded(**options: Any) -> str:
 
 
 @contextmanager
-def shared_encoder() -> Iterator[None]:
-    """Let exports of the embedded model reuse the encoder of `embedded_onnx`.
+def shared_encoder(find: Callable[[GraphDtype], Path] = embedded_onnx) -> Iterator[None]:
+    """Let exports of a model reuse the encoder of its type that `find` gives; that of the embedded model by default.
 
     Tracing it takes most of an export's time.
     """
-    with (
-        mock.patch.object(decoder, "export_onnx", _copy_encoder),
-        mock.patch.object(to_onnx, "export_onnx", _copy_encoder),
-    ):
+    copy = functools.partial(_copy_encoder, find)
+    with mock.patch.object(decoder, "export_onnx", copy), mock.patch.object(to_onnx, "export_onnx", copy):
         yield
 
 
 def _copy_encoder(
+    find: Callable[[GraphDtype], Path],
     config: VisionConfig,
     state: Mapping[str, Tensor],
     path: Path,
@@ -71,8 +70,8 @@ def _copy_encoder(
     opset: int = OPSET,
     check: Callable[[Path], None] = lambda made: None,
 ) -> None:
-    """A replacement for `export_onnx`, for the embedded model only."""
-    made = embedded_onnx(dtype)
+    """A replacement for `export_onnx`, for the model of the encoder only."""
+    made = find(dtype)
     card = open_onnx(made, threads=1).card
     assert card is not None
     assert (card.vision, card.fingerprint, card.opset) == (config, fingerprint(state), opset)

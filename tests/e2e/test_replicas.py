@@ -40,6 +40,7 @@ CLUSTER = re.compile(rb"--gcs-address=([\d.]+:\d+)")
 TIMEOUT_S = 60.0
 READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
 READY_S = 180.0  # time limit for a replica to load the model
+SHORT = "How many objects are there?"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -273,11 +274,16 @@ def ask_while(
 
 
 def until_ready(server: ServerProcess, number: int, questions: list[Question]) -> Iterator[Question]:
-    """The questions, repeated until `number` replicas have been ready (or for `READY_S`), and then once more."""
+    """The questions, repeated until `number` replicas have been ready (or for `READY_S`), and then once more.
+
+    They are repeated slowly, since they would take the processors from the replica that loads.
+    """
     deadline = time.monotonic() + READY_S
-    for question in itertools.cycle(questions):
+    for place, question in enumerate(itertools.cycle(questions)):
         if len(ever_ready(server)) >= number or time.monotonic() > deadline:
             break
+        if place >= len(questions):
+            time.sleep(0.1)
         yield question
     yield from questions
 
@@ -317,19 +323,23 @@ def test_all_ports_are_on_loopback(server: ServerProcess) -> None:
     assert all(places[pid] for pid in replicas_of(server).values())
 
 
-@pytest.mark.proves("serve: replicas", "CPU")
-def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, captioner: Captioner) -> None:
-    # Two ranks of two replicas compute long on two cores: most answers are short.
-    short = "How many objects are there?"
-    questions = [
+def mostly_short(mark: bytes) -> list[Question]:
+    """Questions with short answers, and some captions: two ranks of two replicas compute long on two cores.
+
+    `mark` makes the files differ from those of the other tests.
+    """
+    return [
         dataclasses.replace(
-            question,
-            picture=question.picture + b"ranks",  # the files must differ from those of the other tests
-            prompt=question.prompt if number % 8 < 2 else short,
+            question, picture=question.picture + mark, prompt=question.prompt if number % 8 < 2 else SHORT
         )
         for number, question in enumerate(captions())
     ]
-    again = [question for question in questions if question.prompt == short][:8]
+
+
+@pytest.mark.proves("serve: replicas", "CPU")
+def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, captioner: Captioner) -> None:
+    questions = mostly_short(b"ranks")
+    again = [question for question in questions if question.prompt == SHORT][:8]
     expected = texts_of(captioner, questions)
     before = counts(split)
 
@@ -347,8 +357,9 @@ def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, capti
             assert not os.sched_getaffinity(replica) & os.sched_getaffinity(rank)
 
 
-def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess, texts: dict[str, str]) -> None:
-    pictures = captions()
+def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess, captioner: Captioner) -> None:
+    pictures = mostly_short(b"lost")
+    texts = texts_of(captioner, pictures)
     lost, kept = list(replicas_of(split).values())
     (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
     num_ready = len(ever_ready(split))

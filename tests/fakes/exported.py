@@ -4,7 +4,7 @@ import copy
 import fcntl
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,14 @@ def made_once(name: str) -> Iterator[tuple[Path, bool]]:
         yield path, not path.exists()
 
 
+def number_made_once(name: str, compute: Callable[[], float]) -> float:
+    """A number that takes long to compute, which all processes of a test run share."""
+    with made_once(name) as (path, is_missing):
+        if is_missing:
+            path.write_text(repr(compute()))
+        return float(path.read_text())
+
+
 @functools.cache
 def _embedded_card(dtype: GraphDtype) -> EncoderCard:
     card = open_onnx(embedded_onnx(dtype), threads=1).card
@@ -87,6 +95,10 @@ def sample_queries() -> torch.Tensor:
 @functools.cache
 def query_limit(dtype: GraphDtype = "float32") -> float:
     """How far apart the visual queries of `sample_pixels` by two programs in `dtype` may be."""
+    return number_made_once(f"query-limit-{dtype}", functools.partial(_query_limit, dtype))
+
+
+def _query_limit(dtype: GraphDtype) -> float:
     encoder, pixels = embedded_encoder(), torch.from_numpy(sample_pixels())
     with Float64():
         exact = copy.deepcopy(encoder).double()(pixels)
@@ -104,10 +116,17 @@ def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_st
     for node in model.graph.node:
         node.name = node.name if is_ours else node.name.rpartition(".")[2]
     if green_std is not None:
-        (std,) = [tensor for tensor in model.graph.initializer if tensor.name.endswith("std")]
-        values = numpy_helper.to_array(std).copy()
-        values[1] = np.float32(green_std)
-        std.CopyFrom(numpy_helper.from_array(values, std.name))
+        # Where mean and deviation are the same numbers, they are one tensor of the graph.
+        tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        (division,) = [
+            node
+            for node in model.graph.node
+            if node.op_type == "Div" and getattr(tensors.get(node.input[1]), "size", 0) == 3
+        ]
+        std = tensors[division.input[1]].copy()
+        std[1] = np.float32(green_std)
+        division.input[1] = "green_std"
+        model.graph.initializer.append(numpy_helper.from_array(std, "green_std"))
     onnx.save(model, target)
     return target
 

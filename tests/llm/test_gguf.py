@@ -1,6 +1,7 @@
 """GGUF files: blocks, keys and tokenizers equal those of the packages that define them; damaged files are refused."""
 
 import dataclasses
+import functools
 import json
 import random
 from collections.abc import Callable
@@ -164,15 +165,22 @@ def texts() -> list[str]:
     return ["", " ", "  a", "a  ", "\n\n1", *made]
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "falcon3", "qwen2", "gpt-4o", "tekken"])
-def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
+@functools.cache
+def trained_model() -> dict[str, Any]:
+    """The vocabulary and merges of a byte-level tokenizer. Tests must not change them."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     trained.train([str(path) for path in TEXTS], trainer)
-    model = json.loads(trained.to_str())["model"]
+    model: dict[str, Any] = json.loads(trained.to_str())["model"]
+    return model
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "falcon3", "qwen2", "gpt-4o", "tekken"])
+def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
+    model = trained_model()
     tokens = [
         *sorted(model["vocab"], key=model["vocab"].__getitem__),
         "<|im_start|>",

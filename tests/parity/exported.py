@@ -20,7 +20,7 @@ from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.export import export_onnx
 from tests.bounds import Float64, jittered, spread
-from tests.fakes.exported import embedded, embedded_encoder, made_once, sample_pixels
+from tests.fakes.exported import embedded, embedded_encoder, made_once, number_made_once, sample_pixels
 from tests.llm.toys import forward
 from tests.parity.golden import GOLDEN, model, picture
 
@@ -74,6 +74,10 @@ def choice_limit() -> float:
 
     They are softmax of the choices' log-probabilities, and a difference of two of these is the relative difference.
     """
+    return number_made_once("choice-limit", _choice_limit)
+
+
+def _choice_limit() -> float:
     model, pixels = embedded(), torch.from_numpy(sample_pixels())
     encoder, decoder = embedded_encoder(), decoder_from_state(model.decoder_config, model.decoder_state)
     prompt = model.tokenizer.encode("Is there a red star?")

@@ -117,8 +117,8 @@ def together(prompts: Sequence[str], folder: Path, **options: Any) -> Answers:
     with Captioner.load(**{**MODEL, **options}) as captioner:
         answers = captioner.generate_text(list(prompts), max_new_tokens=NUM_TOKENS)
         if not options:  # steps of one row have kernels of their own
-            alone = [captioner.generate_text(prompt, max_new_tokens=NUM_TOKENS)[0] for prompt in prompts]
-            assert [answer.token_ids for answer in alone] == [answer.token_ids for answer in answers]
+            alone = [captioner.generate_text(prompt, max_new_tokens=NUM_TOKENS)[0] for prompt in prompts[:2]]
+            assert [answer.token_ids for answer in alone] == [answer.token_ids for answer in answers[:2]]
     return [list(answer.token_ids) for answer in answers]
 
 
