@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -167,10 +168,11 @@ def with_classes(found: Examples, *, place: str) -> None:
         found.refuse(place, _too_many(len(classes), what="different labels"))
     folded = defaultdict[str, list[str]](list)
     for name in classes:
-        folded[name.casefold()].append(name)
+        folded[unicodedata.normalize("NFC", name).casefold()].append(name)
     for names in folded.values():
         if len(names) > 1:
-            found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by their case alone")
+            by = "their case" if len({name.casefold() for name in names}) == 1 else "case or the encoding of accents"
+            found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by {by} alone")
     found.examples[:] = [
         replace(example, choices=classes) if _needs_classes(example) else example
         for example in found.examples

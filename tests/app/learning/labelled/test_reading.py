@@ -49,6 +49,24 @@ def test_folders_are_splits_if_all_are_named_so(names: list[str], expected: list
     assert [(one.answers[0], one.split) for one in found.examples] == expected
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ("STRASSE", "Straße", "their case"),
+        ("caf\u00e9", "cafe\u0301", "case or the encoding of accents"),  # as macOS writes names
+        ("Caf\u00e9", "cafe\u0301", "case or the encoding of accents"),
+    ],
+)
+def test_labels_that_look_alike_are_told(one: str, other: str, differ: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+    rows = [{"question": f"{number}?", "label": label} for number, label in enumerate((one, one, other, other))]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    found = read_examples(str(table))
+
+    [reason] = [problem.reason for problem in found.problems]
+    assert reason.endswith(f" differ by {differ} alone")
+
+
 @pytest.mark.parametrize("inside", ["cat/a.png", "metadata.jsonl", "shard.tar"])
 def test_a_misspelt_folder_of_a_split_is_no_class(inside: str, tmp_path: Path) -> None:
     for split in ("train", "Tset"):
