@@ -62,7 +62,7 @@ def _job(options: argparse.Namespace, given: dict[str, Any]) -> "TrainJob":
     spec = settings(
         CaptionerSpec, {**values, "batch_size": 8} | ({"clip": None, "visual_heads": None} if is_new else {})
     )
-    if not is_new and any(one.kind != "default" for one in options.effective if one.setting.dest in _OF_NEW):
+    if not is_new and any(getattr(choice, name) != getattr(TrainingChoice(), name) for name in _OF_NEW):
         raise UsageError(
             "--num-queries, --adapter-layers, --visual-width and --visual-depth are sizes of a new adapter",
             hint="an adapter or bundle that is trained further has its own",

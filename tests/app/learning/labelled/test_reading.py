@@ -100,6 +100,30 @@ def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
     ]
 
 
+def test_several_data_with_classes_in_common_are_told_that_each_has_its_own(tmp_path: Path) -> None:
+    names = ("cat/a", "cat/b", "dog/c", "dog/d")
+    fill(tmp_path, *(f"mon/{name}.png" for name in (*names, "ox/e", "ox/f")), *(f"tue/{name}g.png" for name in names))
+    fill(tmp_path, *(f"wed/{name}.png" for name in ("red/h", "red/i", "blue/j", "blue/k")))
+    days = [str(tmp_path / day) for day in ("mon", "tue", "wed")]
+    each, every = read_examples(*days), read_examples(str(tmp_path / "*"))
+
+    assert {one.choices for one in each.examples} == {("cat", "dog", "ox"), ("cat", "dog"), ("blue", "red")}
+    [told] = [problem for problem in each.problems if "its classes" in problem.reason]
+    assert (told.place, told.is_warning) == (days[1], True)
+    assert f"are not those of {days[0]}" in told.reason
+    assert {one.choices for one in every.examples} == {("blue", "cat", "dog", "ox", "red")}
+    assert not every.problems
+    assert not [one for one in read_examples(days[1], days[1]).problems if "its classes" in one.reason]
+
+
+def test_a_label_may_be_spelt_as_on_another_system_than_the_choice(tmp_path: Path) -> None:
+    fill(tmp_path, "cafe\u0301/a.png", "BAR/b.png")  # as macOS writes names
+    found = read_examples(str(tmp_path), columns=Columns(choices=("caf\u00e9", "bar")))
+
+    assert {one.answers for one in found.examples} == {("caf\u00e9",), ("bar",)}
+    assert all(problem.is_warning for problem in found.problems)
+
+
 @pytest.mark.parametrize(("split", "num_told"), [("", 2), ("test", 0)])
 def test_a_class_of_one_example_is_told_unless_the_data_name_the_splits(
     split: str, num_told: int, tmp_path: Path
