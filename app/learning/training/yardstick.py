@@ -92,8 +92,7 @@ class Yardstick:
         """
         value, chance = score.value, self.constant.value or 0.0
         if num_usual > chance * score.count:
-            reached = _figure(num_usual, score.count)
-            return replace(self, constant=reached).verdict(score, has_eye=has_eye)
+            return replace(self, constant=_figure(num_usual, score.count)).verdict(score, has_eye=has_eye)
         name, best = max(self.rows, key=lambda row: row[1].value or 0.0)
         is_above = value is not None and (value > chance or self.task == "captions")
         if value is None or score.count < 2 or (is_above and value >= (best.value or 0.0)):
