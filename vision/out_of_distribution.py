@@ -5,9 +5,9 @@ training data (`scripts/train_embedded/familiar.py` is an example) and stores it
 say whether an answer is correct.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from llama_adapter.runtime.tensor_files.arrays import read_arrays
 
 Floats = NDArray[np.float32]
 
-_LEAST_SHARE: Final = 0.01  # lower bound of a direction's variance, as a share of the mean variance
 _TENSORS: Final = ("mean", "directions", "variances", "least_variance", "threshold")
 
 
@@ -56,37 +55,6 @@ class OodDetector:
             raise ValueError(f"variances must be at least least_variance, and that above 0, got {self.least_variance}")
         if self.threshold < 0:
             raise ValueError(f"the threshold must be 0 or more, as distances are, got {self.threshold}")
-
-    @classmethod
-    def fit(cls, visual_query_BQD: Floats) -> Self:
-        """Fit to the visual queries of familiar pictures, float32 (B, Q, D), with an unlimited threshold.
-
-        Memory grows with Q D². Raises ValueError for fewer than two pictures, or if all visual queries are equal.
-        """
-        if visual_query_BQD.ndim != 3 or len(visual_query_BQD) < 2:
-            raise ValueError(f"wanted visual queries (B, Q, D) of two pictures or more, got {visual_query_BQD.shape}")
-        mean_QD = visual_query_BQD.mean(0, dtype=np.float64)
-        covariance_QDD = np.stack([np.cov(query_BD, rowvar=False) for query_BD in visual_query_BQD.swapaxes(0, 1)])
-        values_QD, vectors_QDD = np.linalg.eigh(covariance_QDD)  # ascending, vectors in the columns
-        least = _LEAST_SHARE * float(values_QD.mean())
-        if not least > 0:
-            raise ValueError("the visual queries of all pictures are alike: nothing can be fitted to them")
-        num_kept = max(int((values_QD > least).sum(1).max()), 1)
-        values_QK = values_QD[:, ::-1][:, :num_kept]
-        directions_QKD = vectors_QDD.swapaxes(1, 2)[:, ::-1][:, :num_kept]
-        return cls(
-            mean_QD=mean_QD.astype(np.float32),
-            directions_QKD=(directions_QKD * (values_QK > least)[..., None]).astype(np.float32),
-            variances_QK=np.maximum(values_QK, least).astype(np.float32),
-            least_variance=float(np.float32(least)),
-            threshold=float(np.finfo(np.float32).max),
-        )
-
-    def with_threshold(self, visual_query_BQD: Floats, *, quantile: float) -> Self:
-        """A copy whose threshold is the `quantile` (between 0 and 1) of the distances of other familiar pictures."""
-        if not 0 < quantile < 1:
-            raise ValueError(f"quantile must be between 0 and 1, got {quantile}")
-        return replace(self, threshold=float(np.quantile(self.distances(visual_query_BQD), quantile)))
 
     def distances(self, visual_query_BQD: Floats) -> NDArray[np.float64]:
         """Distance of each picture (B,); visual queries are float32 (B, Q, D). Raises ValueError for other shapes."""

@@ -52,6 +52,8 @@ def loaded_parts(
 
     `encoder` is the identity of an exported encoder. Empty notes are left out. `others` are further fields of `Parts`.
     """
+    if model.precision == "int4" and spec.encoder is None:  # rounding moves visual queries as far as other pictures do
+        model = dataclasses.replace(model, ood_detector=None)
     template, has_adapter = spec.prompt_template or model.template, model.decoder_config.num_adapter_layers > 0
     shared: dict[str, Any] = {"dtype": dtype, "precision": model.precision, "mode": mode}
     found = dataclasses.replace(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llama_adapter.runtime.settings.sources import Effective
 
 T = TypeVar("T")
+_QUOTED = r"""(?<!\w)(?:'[^']*'|"[^"]*")"""  # values in messages, such as names of files
 _UNITS = {"mb": 10**6, "gb": 10**9, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -161,7 +162,8 @@ def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ())
         elsewhere = {one.setting.dest: one.name for one in effective if one.kind in ("variable", "file")}
         flags = {**flags, **elsewhere}
         names = "|".join(map(re.escape, flags))
-        raise UsageError(re.sub(rf"(?<![\w-])({names})\b", lambda match: flags[match[0]], str(error))) from error
+        found = rf"{_QUOTED}|(?<![\w-])(?:{names})\b"
+        raise UsageError(re.sub(found, lambda match: flags.get(match[0], match[0]), str(error))) from error
 
 
 def holding_out(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:

@@ -50,7 +50,7 @@ _NORM = r"(?:layers\.\d+\.(?:(?:attention|ffn)(?:_out)?|attention\.[qk])_norm|no
 _BASE = re.compile(rf"(?:{_MATRIX}|{_NORM}|tok_embeddings|output)\.weight")
 _CHAT = re.compile(rf"({_MATRIX})_(bias|scale)")  # of every linear layer: added to its outputs, multiplies its inputs
 HEAD = "output.weight"
-_MEANING = "the file is damaged, or belongs to another version of the adapter"
+_MEANING = "the file is damaged, or belongs to another LLaMA or version of the adapter"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

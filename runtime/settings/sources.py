@@ -74,8 +74,9 @@ def by_section(effective: Iterable[Effective], *, command: str) -> dict[str, Any
 
 
 def to_run_again(effective: Iterable[Effective], *, command: str) -> dict[str, Any]:
-    """The settings for the manifest of a run. `overwrite` is left out, so that repeating the run keeps the answers."""
-    kept = (one for one in effective if one.value not in (None, [], ()) and one.setting.key != "overwrite")
+    """The settings for the manifest of a run, without those by which repeating the run would replace its results."""
+    given = (one for one in effective if one.value not in (None, [], ()))
+    kept = (one for one in given if one.setting.key not in ("overwrite", "force"))
     return by_section(kept, command=command)
 
 

@@ -6,6 +6,7 @@ pictures.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from scripts.train_embedded.world import sample_scene
 # pictures.
 FIT, THRESHOLD, FRESH, OTHERS = 0, 1, 2, 3
 QUANTILE: Final = 0.99
-PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which bundles of the model can compute
+LEAST_SHARE: Final = 0.01  # lower bound of a direction's variance, as a share of the mean variance
+PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which encoders can tell
 _AT_ONCE: Final = 20
 
 Floats = NDArray[np.float32]
@@ -67,8 +69,34 @@ def fit(encoders: Sequence[Encode], *, num_pictures: int) -> OodDetector:
         for never_drawn in ("without", "with")
         for picture in draw_own(use=THRESHOLD, count=num_pictures // 4, never_drawn=never_drawn)
     ]
-    fitted = OodDetector.fit(np.concatenate([encode(own) for encode in encoders]))
-    return fitted.with_threshold(np.concatenate([encode(others) for encode in encoders]), quantile=QUANTILE)
+    fitted = fit_queries(np.concatenate([encode(own) for encode in encoders]))
+    distances_B = fitted.distances(np.concatenate([encode(others) for encode in encoders]))
+    return replace(fitted, threshold=float(np.quantile(distances_B, QUANTILE)))
+
+
+def fit_queries(visual_query_BQD: Floats) -> OodDetector:
+    """Fit to the visual queries of familiar pictures, float32 (B, Q, D), with an unlimited threshold.
+
+    Memory grows with Q D². Raises ValueError for fewer than two pictures, or if all visual queries are equal.
+    """
+    if visual_query_BQD.ndim != 3 or len(visual_query_BQD) < 2:
+        raise ValueError(f"wanted visual queries (B, Q, D) of two pictures or more, got {visual_query_BQD.shape}")
+    mean_QD = visual_query_BQD.mean(0, dtype=np.float64)
+    covariance_QDD = np.stack([np.cov(query_BD, rowvar=False) for query_BD in visual_query_BQD.swapaxes(0, 1)])
+    values_QD, vectors_QDD = np.linalg.eigh(covariance_QDD)  # ascending, vectors in the columns
+    least = LEAST_SHARE * float(values_QD.mean())
+    if not least > 0:
+        raise ValueError("the visual queries of all pictures are alike: nothing can be fitted to them")
+    num_kept = max(int((values_QD > least).sum(1).max()), 1)
+    values_QK = values_QD[:, ::-1][:, :num_kept]
+    directions_QKD = vectors_QDD.swapaxes(1, 2)[:, ::-1][:, :num_kept]
+    return OodDetector(
+        mean_QD=mean_QD.astype(np.float32),
+        directions_QKD=(directions_QKD * (values_QK > least)[..., None]).astype(np.float32),
+        variances_QK=np.maximum(values_QK, least).astype(np.float32),
+        least_variance=float(np.float32(least)),
+        threshold=float(np.finfo(np.float32).max),
+    )
 
 
 def run(*, bundle: Path, num_pictures: int = 2000) -> OodDetector:

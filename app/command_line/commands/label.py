@@ -23,8 +23,8 @@ def run_label(options: argparse.Namespace) -> int:
     from llama_adapter.app.command_line.commands.answering import are_encoded
     from llama_adapter.app.command_line.commands.run_server import ServeJob, check_packages, run_serve
     from llama_adapter.app.jobs.wording import counted
+    from llama_adapter.app.learning.labelled.example import class_question
     from llama_adapter.app.learning.labelled.label_table import LabelTable
-    from llama_adapter.app.learning.training.asking import class_question
     from llama_adapter.app.models.stream_model import stored_questions
     from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
     from llama_adapter.app.pictures.inputs.items import LeftOut

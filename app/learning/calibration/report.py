@@ -11,8 +11,8 @@ from llama_adapter.app.captioning.decisions.measures import (
     Bin,
     Metrics,
     Threshold,
-    wilson_low,
 )
+from llama_adapter.app.learning.scores.intervals import wilson_interval
 from llama_adapter.runtime.partial import named_after
 
 _FEW_EXAMPLES = 100
@@ -194,13 +194,10 @@ def write_plot(calibration: Calibration, place: str) -> None:
 
 def _spreads(bins: Sequence[Bin]) -> tuple[list[float], list[float]]:
     """Distances from the observed share to both ends of Wilson's interval."""
-    below, above = [], []
-    for one in bins:
-        share = one.accuracy or 0.0
-        num_right = round(share * one.count)
-        below.append(max(0.0, share - wilson_low(num_right, one.count)))
-        above.append(max(0.0, 1.0 - wilson_low(one.count - num_right, one.count) - share))
-    return below, above
+    shares = [one.accuracy or 0.0 for one in bins]
+    ends = [wilson_interval(round(share * one.count), one.count) for share, one in zip(shares, bins, strict=True)]
+    pairs = list(zip(shares, ends, strict=True))
+    return [max(0.0, share - low) for share, (low, _) in pairs], [max(0.0, high - share) for share, (_, high) in pairs]
 
 
 def _middle(one: Bin) -> float:

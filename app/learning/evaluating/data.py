@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions
 from llama_adapter.app.learning.labelled.checks import check_split_names, picture_key
-from llama_adapter.app.learning.labelled.example import Example, shown_problems
+from llama_adapter.app.learning.labelled.example import LISTING, Example, class_question, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns, split_name
 from llama_adapter.app.learning.scores.outcome import Task, are_captions
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # data are read without torch
 
 ALL_SPLITS: Final = "all"
 _TEST: Final = "test"
+_ALL: Final = "the model's question lists others: name all classes with --choices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,13 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     model_questions = {}
     if settings.question is None and any(one.question.instruction is None for one in examples):
         model_questions = ask_stored(examples, stored())
+    if (listed := model_questions.get("examples", "")).startswith(LISTING):
+        for choices in dict.fromkeys(filter(None, (one.choices for one in examples))):
+            if sorted(class_question(choices)) != sorted(listed):  # in any order
+                found.warn(
+                    "the classes of the data",
+                    f"answers are only compared with {shown_excerpt(', '.join(choices))}; {_ALL}",
+                )
     _check_questions(examples, question=settings.question)
     left_out = ((one.unreadable, str(one)) for one in found.problems if one.unreadable is not None)
     unreadable = {example.item.label: reason for example, reason in left_out if split in (ALL_SPLITS, example.split)}

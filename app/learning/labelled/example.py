@@ -1,6 +1,6 @@
 """Labelled data as plain values: examples, and problems of the data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +9,8 @@ from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.runtime.text import shown_name, shown_text
 
 Task = Literal["choice", "answer", "caption"]  # one of a fixed set; a free answer; a description
+MOST_NAMED = 10  # choices that a default question lists
+LISTING = "Which of these is it: "
 _MOST_SHOWN = 20
 
 
@@ -100,6 +102,11 @@ class Examples:
             raise InputsError(
                 f"Wanted labelled data{where}, got none.", hint="docs/labelled-data.md shows the forms of data"
             )
+
+
+def class_question(choices: Sequence[str]) -> str:
+    """The default question for these choices."""
+    return "Which class is this?" if len(choices) > MOST_NAMED else f"{LISTING}{', '.join(choices)}?"
 
 
 def shown_problems(problems: Iterable[Problem]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from itertools import combinations
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
 from llama_adapter.app.learning.labelled.example import Examples
@@ -45,7 +46,7 @@ def read_examples(*paths: str, columns: Columns = _EVERYTHING, digests: bool = T
 
     Raises InputsError if a path is none of these or is unusable as a whole, and OSError.
     """
-    found = Examples()
+    found, classes = Examples(), dict[str, frozenset[str]]()
     matches = [(path, list(expand_pattern(path)) if is_pattern(path) else [path]) for path in paths]
     has_splits = _are_split_files([name for _, names in matches for name in names])
     for path, names in matches:
@@ -56,10 +57,16 @@ def read_examples(*paths: str, columns: Columns = _EVERYTHING, digests: bool = T
             split = _split_of(name) if has_splits else ""
             one.extend(_named(name, columns=columns, split=split))
         if not has_splits:
-            with_classes(one, place=path)
+            classes[path] = frozenset(with_classes(one, place=path))
         found.extend(one)
     if has_splits:  # they have the same classes
         with_classes(found, place=" ".join(paths))
+    for (one_path, these), (path, those) in combinations(classes.items(), 2):
+        if these != those and these & those:
+            reason = (
+                f"its classes are not those of {one_path}, so each is asked about its own alone; all are asked about"
+            )
+            found.warn(path, f"{reason} if one pattern, as 'photos/*', names both")
     if looks:
         without_missing(found)
     if digests:

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,8 +151,8 @@ def add_row(
     return True
 
 
-def with_classes(found: Examples, *, place: str) -> None:
-    """Set the choices of examples whose answer is a class to all classes of `found`, in natural order.
+def with_classes(found: Examples, *, place: str) -> Choices:
+    """Set the choices of examples whose answer is a class to all classes of `found`, in natural order; returns these.
 
     If there is only one class, or more than MAX_CHOICES, this is an error at `place`.
     """
@@ -167,15 +168,17 @@ def with_classes(found: Examples, *, place: str) -> None:
         found.refuse(place, _too_many(len(classes), what="different labels"))
     folded = defaultdict[str, list[str]](list)
     for name in classes:
-        folded[name.casefold()].append(name)
+        folded[_folded(name)].append(name)
     for names in folded.values():
         if len(names) > 1:
-            found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by their case alone")
+            by = "their case" if len({name.casefold() for name in names}) == 1 else "case or the encoding of accents"
+            found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by {by} alone")
     found.examples[:] = [
         replace(example, choices=classes) if _needs_classes(example) else example
         for example in found.examples
         if 1 < len(classes) <= MAX_CHOICES or not _needs_classes(example)
     ]
+    return classes
 
 
 def without_copies(found: Examples, *, question: str | None) -> None:
@@ -304,10 +307,15 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
 
 def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:
     """The answers in the spelling of the choices. Raises ValueError if an answer is not a choice."""
-    folded = [choice.strip().casefold() for choice in choices]
-    if not all(answer.casefold() in folded for answer in answers):
+    folded = [_folded(choice.strip()) for choice in choices]
+    if not all(_folded(answer) in folded for answer in answers):
         raise ValueError(f"its {shown} is none of {shown_excerpt(', '.join(choices))}")
-    return tuple(answer if answer in choices else choices[folded.index(answer.casefold())] for answer in answers)
+    return tuple(answer if answer in choices else choices[folded.index(_folded(answer))] for answer in answers)
+
+
+def _folded(text: str) -> str:
+    """Equal for texts that differ by case alone, or by the encoding of accents: macOS writes names in another one."""
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def _is_blank(value: object) -> bool:

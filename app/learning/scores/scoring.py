@@ -20,12 +20,13 @@ from llama_adapter.app.learning.scores.choices import (
     part_figures,
     read_choices,
 )
-from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures, means
+from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, figures, means, wilson_interval
 from llama_adapter.app.learning.scores.outcome import Floats, Ints, Outcome, Task, picture_groups, task_of
 
 ALL_PARTS: Final = "(all)"
 NO_PART: Final = "(none)"
 NUM_WORST: Final = 24
+_SHARES: Final = ("accuracy", "exact", "normalised")  # of right answers
 
 # MME's parts, by the names of its folders. Fu et al. (2023), section 2.2.
 MME_PERCEPTION: Final = (
@@ -125,7 +126,7 @@ def score(
     measured = measure_outcomes(task, outcomes)
     parts = _parts(measured, outcomes, groups_N, draws)
     table = measured.choices
-    found = figures(measured.statistics, groups_N, draws)
+    found = _overall(measured.statistics, groups_N, draws)
     hint = threshold_hint(found, num_classes=len(table.classes or ()) if table else 0)
     return Scores(
         model=model,
@@ -153,12 +154,26 @@ def _parts(
     is_divided = places.keys() != {""}
     if not is_divided and (measured.choices is None or measured.choices.yes is None):
         return {}
-    found = {ALL_PARTS: figures(measured.part_statistics, groups_N, draws)}
+    found = {ALL_PARTS: _overall(measured.part_statistics, groups_N, draws)}
     for name, given in places.items() if is_divided else ():
         own = np.array(given, dtype=np.int64)
-        found[name or NO_PART] = figures(_of(measured.part_statistics, own), groups_N[own], draws)
+        found[name or NO_PART] = _overall(_of(measured.part_statistics, own), groups_N[own], draws)
     if is_divided:
         found[ALL_PARTS].pop("MME score", None)  # MME sums the scores of parts, and defines no score for all questions
+    return found
+
+
+def _overall(statistics: Statistics[str], groups_N: Ints, draws: Draws) -> dict[str, Figure]:
+    """The figures with bootstrap intervals. If all draws give the same value, they do not show how sure it is.
+
+    Then shares of right answers of 0 or 1 have Wilson's interval for the number of pictures, and others have none.
+    """
+    found, num_pictures = figures(statistics, groups_N, draws), len(np.unique(groups_N))
+    for name, one in found.items():
+        if one.low is not None and one.low == one.high:
+            is_limit = name in _SHARES and one.value in (0.0, 1.0)
+            ends = wilson_interval(num_pictures * int(one.value or 0), num_pictures) if is_limit else (None, None)
+            found[name] = replace(one, low=ends[0], high=ends[1])
     return found
 
 

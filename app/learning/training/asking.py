@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from llama_adapter.app.captioning.tasks.prompts import Prompt, PromptEncoder
 from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.learning.evaluating.outcomes import question_of
-from llama_adapter.app.learning.labelled.example import Example, Examples
+from llama_adapter.app.learning.labelled.example import Example, Examples, class_question
 from llama_adapter.app.models.bundle_manifest import is_question
 from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.tokenizer import Tokenizer
 
-MOST_NAMED = 10  # choices that a default question lists
 TokenIds = tuple[int, ...]
 
 
@@ -65,11 +64,6 @@ def default_question(example: Example) -> str | None:
         return None
     question = class_question(example.choices)
     return question if example.item.source is None else as_template(question)
-
-
-def class_question(choices: Sequence[str]) -> str:
-    """The default question for these choices."""
-    return "Which class is this?" if len(choices) > MOST_NAMED else f"Which of these is it: {', '.join(choices)}?"
 
 
 def caption_prompts(examples: Iterable[TrainExample]) -> set[str]:

@@ -215,6 +215,8 @@ class Eye:
                 self._save()
                 saved = time.monotonic()
             progress.step(state.step, loss=loss, lr=lr, num_examples=num_examples)
+            if state.step == self._tower.num_steps:
+                progress.begin_stage()
         progress.clear()
         return is_whole
 

@@ -54,6 +54,10 @@ class TrainProgress(StatusLine):
         """Duration of the last step."""
         return self._took[-1][0] if self._took else 0.0
 
+    def begin_stage(self) -> None:
+        """Forget the duration of the steps so far, because those to come take another time."""
+        self._count = 0
+
     def resume(self, *, is_evaluated: bool) -> None:
         """Begin the next step after other work, which was an evaluation or not. Its time does not count for steps."""
         now = time.monotonic()

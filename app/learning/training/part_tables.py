@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from llama_adapter.app.learning.evaluating.outcomes import question_of
-from llama_adapter.app.learning.labelled.example import Example
-from llama_adapter.app.learning.training.asking import MOST_NAMED
+from llama_adapter.app.learning.labelled.example import MOST_NAMED, Example
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.pictures.inputs import PictureInput, natural_key
 from llama_adapter.app.pictures.inputs.fields import as_template

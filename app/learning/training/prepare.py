@@ -160,9 +160,10 @@ def prepare(job: TrainJob, found: Examples, *, asker: Asker, context: int) -> Tr
 def _require_enough(counts: Mapping[str, int], *, because: str = "") -> None:
     """Raise UsageError unless there are enough training examples, and an example in each of the other parts."""
     if counts[TRAIN] < LEAST_EXAMPLES:
+        others = "".join(f"; {count:,} for {name}" for name, count in counts.items() if name != TRAIN and count)
         raise UsageError(
-            f"Wanted at least {LEAST_EXAMPLES} examples to learn, got {counts[TRAIN]:,}{because}",
-            hint="add examples, or give fewer of them to the other splits: --validation, --test",
+            f"Wanted at least {LEAST_EXAMPLES} examples to learn, got {counts[TRAIN]:,}{because}{others}",
+            hint="add examples, or give fewer of them to the other splits: --validation, --test, or a column `split`",
         )
     empty = next((name for name, count in counts.items() if not count), None)
     if empty is not None:

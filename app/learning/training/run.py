@@ -355,7 +355,9 @@ class _Training:
         scores, unscored = self._test_scores(spec, ended, interruption)
         judged = [one for one in scores if yardstick is not None and one.task == yardstick.task]
         figure = judged[0].figures[HEADLINES[judged[0].task]] if judged else None
-        verdict = yardstick.verdict(figure, has_eye=self._targets is not None) if figure and yardstick else None
+        usual = judged[0].classes.get(yardstick.answer) if judged and yardstick else None
+        num_usual, has_eye = usual["recall"].count if usual else 0, self._targets is not None
+        verdict = yardstick.verdict(figure, num_usual=num_usual, has_eye=has_eye) if figure and yardstick else None
         results.draw(job)
         results.write_card(
             job,

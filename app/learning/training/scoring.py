@@ -19,6 +19,7 @@ from llama_adapter.app.learning.training.ranks import Distributed, OneRank
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.text import shown_excerpt
 
 # Task -> the metric for early stopping.
 HEADLINES: Final[dict[Task, str]] = {"choices": "accuracy", "open": "normalised", "captions": "CIDEr-D"}
@@ -75,16 +76,20 @@ def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
 def shown_test(scores: Scores) -> str:
     """The figure `HEADLINES` of the test examples, and the balanced accuracy if the sizes of classes differ much.
 
-    An accuracy alone may hide that a rare class is always wrong.
+    An accuracy alone may hide that a rare class is always wrong, and says nothing about a class without test examples.
     """
     figure = scores.figures[HEADLINES[scores.task]]
     interval = "" if figure.low is None else f" (95 % interval {figure.low:.3f} to {figure.high:.3f})"
     line = f"test: {HEADLINES[scores.task]} {figure.value or 0.0:.3f}{interval} of {figure.count:,} examples"
-    sizes = [own["recall"].count for own in scores.classes.values()]
-    if not sizes or max(sizes) <= MOST_UNEQUAL * min(sizes):
-        return line
-    balanced = scores.figures["balanced accuracy"].value or 0.0
-    return f"{line}; balanced accuracy {balanced:.3f}, as classes have {min(sizes):,} to {max(sizes):,} examples"
+    counts = {name: own["recall"].count for name, own in scores.classes.items()}
+    sizes, absent = list(filter(None, counts.values())), [name for name, count in counts.items() if not count]
+    if sizes and max(sizes) > MOST_UNEQUAL * min(sizes):
+        balanced = scores.figures["balanced accuracy"].value or 0.0
+        line += f"; balanced accuracy {balanced:.3f}, as classes have {min(sizes):,} to {max(sizes):,} examples"
+    if absent:
+        of = shown_excerpt(absent[0]) if len(absent) == 1 else f"{len(absent):,} of {len(counts):,} classes"
+        line += f"; it says nothing about {of}, without examples in the test"
+    return line
 
 
 def captioner_of(model: TrainableModel, spec: CaptionerSpec) -> Captioner:

@@ -8,7 +8,7 @@ picture.
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -81,17 +81,21 @@ class Yardstick:
             lines.append(f"  {on}: {', '.join(found)}")
         return lines
 
-    def verdict(self, score: Figure, *, has_eye: bool = False) -> str | None:
+    def verdict(self, score: Figure, *, num_usual: int = 0, has_eye: bool = False) -> str | None:
         """A sentence on an adapter that is not better than simple methods, with what to try; otherwise None.
 
         `has_eye` is whether the encoder was trained before the decoder.
-        `score` is the adapter's figure `HEADLINES[task]` on the test examples. The result is None if it is at least as
-        high as that of the best method, or if its 95 % interval is above chance and includes the best method. Chance is
-        what the first method reaches. The interval of shares is Wilson's. None with fewer than two examples.
+        `score` is the adapter's figure `HEADLINES[task]` on the test examples, of which `num_usual` have the first
+        method's answer. The result is None if the score is above chance and at least as high as that of the best
+        method, or if its 95 % interval is above chance and includes the best method. Chance is what the first method
+        reaches, here or on the test. The interval of shares is Wilson's. None with fewer than two examples.
         """
         value, chance = score.value, self.constant.value or 0.0
+        if num_usual > chance * score.count:
+            return replace(self, constant=_figure(num_usual, score.count)).verdict(score, has_eye=has_eye)
         name, best = max(self.rows, key=lambda row: row[1].value or 0.0)
-        if value is None or score.count < 2 or value >= (best.value or 0.0):
+        is_above = value is not None and (value > chance or self.task == "captions")
+        if value is None or score.count < 2 or (is_above and value >= (best.value or 0.0)):
             return None
         own = score if self.task == "captions" else _figure(round(value * score.count), score.count)
         low, high = (value if end is None else end for end in (own.low, own.high))

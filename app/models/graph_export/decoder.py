@@ -179,7 +179,7 @@ def _can_write_encoder(model: LoadedModel) -> bool:
     if not has_clip(model):
         tell("without the picture encoder: CLIP's weights (--clip) are not at hand")
     elif model.precision != FLOAT:
-        tell("without the picture encoder: it is exported from full weights, and this model has 8-bit ones")
+        tell("without the picture encoder: it is exported from full weights, and this model has rounded ones")
     else:
         return True
     return False
@@ -220,7 +220,8 @@ def _compare(job: DecoderJob, card: ExportCard, folder: Path) -> None:
         return
     started = time.perf_counter()
     model, tensors = stream_model(job.spec, dtype=torch.float32, is_encoded_elsewhere=True)
-    config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32)
+    operators: Any = "auto" if model.precision == FLOAT else "aten"  # graphs of rounded weights have float inputs too
+    config = EngineConfig(decoder=model.decoder_config, dtype=torch.float32, operators=operators)
     reference = place_decoder(config, tensors, backend=backend).runner(3)
     assert isinstance(reference, EagerRunner | KernelRunner), "the CPU's runners are"
     program: DecoderProgram

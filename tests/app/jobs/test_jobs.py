@@ -31,7 +31,7 @@ from llama_adapter.app.jobs.runner import LocalRunner
 from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
-from llama_adapter.vision.out_of_distribution import OodDetector
+from scripts.train_embedded.familiar import fit_queries
 from tests.app.command import Run
 from tests.app.golden import NAMES, model_flags, model_options, picture
 
@@ -618,7 +618,7 @@ def test_unfamiliar_pictures_are_recorded_and_told_once_at_the_end(
     bundle = convert(CaptionerSpec(**model_options()), tmp_path / "bundle")
     config = load_bundle(bundle).decoder_config
     queries = np.random.default_rng(1).standard_normal((20, config.num_queries, config.dim)).astype(np.float32)
-    add_familiarity(bundle, dataclasses.replace(OodDetector.fit(queries), threshold=0.0))
+    add_familiarity(bundle, dataclasses.replace(fit_queries(queries), threshold=0.0))
     ran = run("caption", str(folder), "--model", str(bundle), "--out", str(out))
 
     records = records_in(out)

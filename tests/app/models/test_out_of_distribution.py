@@ -22,6 +22,7 @@ from llama_adapter.llm.prefix import Prefix
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.backends.base import as_array
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
+from scripts.train_embedded.familiar import fit_queries
 from tests.bounds import unit
 
 QUERIES, WIDTH = 3, 12
@@ -42,13 +43,14 @@ def familiar(seed: int, count: int = 400) -> Floats:
 
 @pytest.fixture(scope="module")
 def fitted() -> OodDetector:
-    return OodDetector.fit(familiar(1)).with_threshold(familiar(2), quantile=0.99)
+    found = fit_queries(familiar(1))
+    return dataclasses.replace(found, threshold=float(np.quantile(found.distances(familiar(2)), 0.99)))
 
 
 def fitted_to(model: LoadedModel, *, threshold: float) -> OodDetector:
     config = model.decoder_config
     queries = np.random.default_rng(3).standard_normal((40, config.num_queries, config.dim)).astype(np.float32)
-    return dataclasses.replace(OodDetector.fit(queries), threshold=threshold)
+    return dataclasses.replace(fit_queries(queries), threshold=threshold)
 
 
 def bundle_with(tmp_path: Path, model: LoadedModel, *, threshold: float) -> Path:
@@ -85,12 +87,11 @@ def test_what_leaves_the_usual_in_one_query_is_unfamiliar(fitted: OodDetector) -
 
 def test_invalid_data_is_refused(fitted: OodDetector) -> None:
     for refused in (
-        lambda: OodDetector.fit(familiar(1, count=1)),
-        lambda: OodDetector.fit(np.ones((5, QUERIES, WIDTH), dtype=np.float32)),
-        lambda: fitted.with_threshold(familiar(1), quantile=1.0),
+        lambda: fit_queries(familiar(1, count=1)),
+        lambda: fit_queries(np.ones((5, QUERIES, WIDTH), dtype=np.float32)),
         lambda: fitted.distances(familiar(1)[..., :5]),
     ):
-        with pytest.raises(ValueError, match=r"pictures|alike|quantile|\(3, 12\)"):
+        with pytest.raises(ValueError, match=r"pictures|alike|\(3, 12\)"):
             refused()
 
 
@@ -140,7 +141,7 @@ def test_a_bundle_with_statistics_is_the_same_model(tmp_path: Path, model: Loade
     assert load_bundle(rounded).ood_detector is not None
     for copy in (again, rounded):
         assert (copy / FAMILIAR).read_bytes() == (bundle / FAMILIAR).read_bytes()
-    add_familiarity(bundle, OodDetector.fit(familiar(1)))
+    add_familiarity(bundle, fit_queries(familiar(1)))
     with pytest.raises(CheckpointError):  # of another model
         load_bundle(bundle)
 
@@ -158,6 +159,7 @@ def test_answers_are_the_same_with_a_mark_of_their_own_picture(tmp_path: Path, m
     answers, wanted = (Captioner.load(each, batch_size=2).generate([far, near, far]) for each in (bundle, saved))
     assert [answer.unfamiliar for answer in answers] == [True, False, True]
     assert [answer.unfamiliar for answer in wanted] == [None] * 3
+
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in wanted]
 
 
@@ -170,3 +172,18 @@ def test_the_mark_is_kept_with_the_encoded_picture() -> None:
     assert found is not None
     assert found.find_unfamiliar is not None
     assert found.find_unfamiliar()
+
+
+def test_an_encoder_in_four_bits_cannot_tell(tmp_path: Path, model: LoadedModel) -> None:
+    """Rounding moves its visual queries: all pictures would be called unfamiliar."""
+    bundle = bundle_with(tmp_path, model, threshold=0.0)
+    rounded = quantise_bundle(QuantiseJob(model=str(bundle), out=str(tmp_path / "rounded"), precision="int4"))
+    image = Image.new("RGB", (64, 64))
+    for captioner, wanted in (
+        (Captioner.load(bundle, precision="int8"), True),
+        (Captioner.load(bundle, precision="int4"), None),
+        (Captioner.load(bundle, precision="int4", operators="aten"), None),  # by torch
+        (Captioner.load(rounded), None),
+    ):
+        with captioner:
+            assert captioner.generate([image])[0].unfamiliar is wanted

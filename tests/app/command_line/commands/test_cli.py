@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 from llama_adapter.app.command_line.main import build_parser, main
 from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import read_records
+from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.locking import locked_output
+from llama_adapter.runtime.settings.shown import format_settings
 from tests.app.command import Run
 from tests.app.golden import case, case_runs, model_flags, picture
 
@@ -78,6 +81,22 @@ def test_usage_errors(run: Run, snapshot: Any, tmp_path: Path, monkeypatch: pyte
 
     assert told == snapshot
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags", [["--warmup", "0.1", "--force"], ["--llama-dir", "llama", "--clip", "clip.pt", "--num-queries", "4"]]
+)
+def test_the_settings_of_a_training_start_it_again_and_replace_nothing(
+    flags: list[str], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[TrainJob] = []
+    monkeypatch.setattr("llama_adapter.app.learning.training.run.train", lambda job: jobs.append(job) or 0)
+    assert run("train", "photos", "--out", "a.pth", *flags).code == 0
+    (tmp_path / "settings.yaml").write_text(format_settings(jobs[0].settings))
+    ran = run("train", "--config", str(tmp_path / "settings.yaml"))
+
+    assert ran.code == 0, ran.err
+    assert replace(jobs[1], settings={}) == replace(jobs[0], settings={}, force=False)
 
 
 def test_a_checkpoint_of_another_size_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:

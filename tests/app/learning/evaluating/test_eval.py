@@ -173,6 +173,23 @@ def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_spl
     assert of_split == {"test": {}, "train": {"examples": "What is it?"}, "all": {"examples": "What is it?"}}
 
 
+@pytest.mark.parametrize(
+    ("question", "choices", "is_told"),
+    [
+        ("Which of these is it: ring, star, triangle?", None, True),  # no picture is of a ring
+        ("Which of these is it: ring, star, triangle?", ("triangle", "star", "ring"), False),
+        ("Which of these is it: star, triangle?", None, False),
+        ("Which class is this?", None, False),  # it lists none
+    ],
+)
+def test_it_is_told_that_answers_are_compared_with_fewer_classes_than_a_model_learned(
+    classes: Folder, question: str, choices: tuple[str, ...] | None, is_told: bool
+) -> None:
+    settings = DataSettings(data=(str(classes.path),), choices=choices)
+    found = read_data(settings, stored=lambda: StoredQuestions(question=question))
+    assert any("only compared with star, triangle" in warning for warning in found.warnings) is is_told
+
+
 def test_pictures_of_a_table_may_be_in_another_folder(tmp_path: Path) -> None:
     shutil.copy(STAR, tmp_path / "star.jpg")
     asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes"}

@@ -49,6 +49,24 @@ def test_folders_are_splits_if_all_are_named_so(names: list[str], expected: list
     assert [(one.answers[0], one.split) for one in found.examples] == expected
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ("STRASSE", "Straße", "their case"),
+        ("caf\u00e9", "cafe\u0301", "case or the encoding of accents"),  # as macOS writes names
+        ("Caf\u00e9", "cafe\u0301", "case or the encoding of accents"),
+    ],
+)
+def test_labels_that_look_alike_are_told(one: str, other: str, differ: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.jsonl"
+    rows = [{"question": f"{number}?", "label": label} for number, label in enumerate((one, one, other, other))]
+    table.write_text("\n".join(map(json.dumps, rows)))
+    found = read_examples(str(table))
+
+    [reason] = [problem.reason for problem in found.problems]
+    assert reason.endswith(f" differ by {differ} alone")
+
+
 @pytest.mark.parametrize("inside", ["cat/a.png", "metadata.jsonl", "shard.tar"])
 def test_a_misspelt_folder_of_a_split_is_no_class(inside: str, tmp_path: Path) -> None:
     for split in ("train", "Tset"):
@@ -80,6 +98,30 @@ def test_what_is_wrong_with_folders_of_classes(tmp_path: Path) -> None:
         f"{tmp_path.name}: pictures outside of the folders of classes: 1",
         f"warning: {tmp_path.name}/dog/c.png: the class dog has one example, so it cannot be both learnt and held out",
     ]
+
+
+def test_several_data_with_classes_in_common_are_told_that_each_has_its_own(tmp_path: Path) -> None:
+    names = ("cat/a", "cat/b", "dog/c", "dog/d")
+    fill(tmp_path, *(f"mon/{name}.png" for name in (*names, "ox/e", "ox/f")), *(f"tue/{name}g.png" for name in names))
+    fill(tmp_path, *(f"wed/{name}.png" for name in ("red/h", "red/i", "blue/j", "blue/k")))
+    days = [str(tmp_path / day) for day in ("mon", "tue", "wed")]
+    each, every = read_examples(*days), read_examples(str(tmp_path / "*"))
+
+    assert {one.choices for one in each.examples} == {("cat", "dog", "ox"), ("cat", "dog"), ("blue", "red")}
+    [told] = [problem for problem in each.problems if "its classes" in problem.reason]
+    assert (told.place, told.is_warning) == (days[1], True)
+    assert f"are not those of {days[0]}" in told.reason
+    assert {one.choices for one in every.examples} == {("blue", "cat", "dog", "ox", "red")}
+    assert not every.problems
+    assert not [one for one in read_examples(days[1], days[1]).problems if "its classes" in one.reason]
+
+
+def test_a_label_may_be_spelt_as_on_another_system_than_the_choice(tmp_path: Path) -> None:
+    fill(tmp_path, "cafe\u0301/a.png", "BAR/b.png")  # as macOS writes names
+    found = read_examples(str(tmp_path), columns=Columns(choices=("caf\u00e9", "bar")))
+
+    assert {one.answers for one in found.examples} == {("caf\u00e9",), ("bar",)}
+    assert all(problem.is_warning for problem in found.problems)
 
 
 @pytest.mark.parametrize(("split", "num_told"), [("", 2), ("test", 0)])

@@ -66,6 +66,20 @@ def test_a_class_with_one_picture_is_not_certain(answer: str, low: float, high: 
     assert score(outcomes, draws=Draws(count=0)).classes["no"]["recall"].low is None
 
 
+@pytest.mark.parametrize("answer", ["yes", "no"])
+def test_scores_that_all_draws_give_are_not_certain(answer: str) -> None:
+    """Six of six right, also with two questions about each picture: Wilson's interval of six, 6 / (6 + z²) to 1."""
+    outcomes = [asked(answer, "yes", digest=f"{index // 2}", part="p", sure=0.6) for index in range(12)]
+    found = score(outcomes, draws=FEW)
+    bounds = (6 / (6 + 1.96**2), 1.0) if answer == "yes" else (0.0, 1.96**2 / (6 + 1.96**2))
+
+    for figures in (found.figures, found.parts["p"]):
+        assert (figures["accuracy"].low, figures["accuracy"].high) == pytest.approx(bounds, abs=1e-4)
+    assert (found.figures["balanced accuracy"].low, found.figures["balanced accuracy"].high) == (None, None)
+    exact = score([outcome(answer, "yes", digest=f"{index}") for index in range(6)], draws=FEW).figures["exact"]
+    assert (exact.low, exact.high) == pytest.approx(bounds, abs=1e-4)
+
+
 def test_questions_about_one_picture_widen_the_interval_of_a_class() -> None:
     """Ten copies of each answer are no further evidence: Wilson's interval alone would be as narrow as if they were."""
     outcomes = [asked("yes" if index < 3 else "no", "yes", digest=f"{index}") for index in range(6)]

@@ -242,7 +242,8 @@ def test_what_flags_cannot_ask_is_asked_by_a_table(tmp_path: Path, own: dict[str
     ("splits", "shares", "told"),
     [
         (["", ""], {}, "Wanted at least 4 examples to learn, got 2"),
-        (["test"] * 9, {}, "at least 4 examples to learn, got 0"),
+        (["test"] * 9, {}, "at least 4 examples to learn, got 0; 9 for test"),
+        ([*["val"] * 8, "test"], {}, "got 0; 8 for validation; 1 for test"),
         ([""] * 5, {}, "in each split, got none for `test` of 5"),
         ([""] * 4, {"validation": 0, "test": 0}, None),
         ([""] * 8, {}, None),

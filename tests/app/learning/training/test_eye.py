@@ -93,6 +93,16 @@ def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
     return found.train(TrainProgress(visible=False, num_steps=found.num_steps, every=None), is_asked_to_end=asked)
 
 
+def test_the_time_left_begins_anew_with_the_visual_blocks(
+    job: TrainJob, data: TrainingData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(TrainProgress, "step", lambda self, done, **values: told.append(str(done)))
+    monkeypatch.setattr(TrainProgress, "begin_stage", lambda self: told.append("stage"))
+    assert train(opened(job, data)[1])
+    assert told == ["1", "2", "3", "stage", "4", "5", "6"]
+
+
 def weights(model: TrainableModel) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.vision.state_dict().items()}
 

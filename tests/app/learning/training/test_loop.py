@@ -35,6 +35,20 @@ def test_the_time_left_is_right_from_the_fifth_step_on(monkeypatch: pytest.Monke
             progress.resume(is_evaluated=False)
 
 
+def test_the_time_left_begins_anew_with_a_stage_of_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    progress = loop.TrainProgress(visible=False, num_steps=100, every=None)
+    for done in range(1, 51):
+        clock.now += 20.0 if done > 40 else 1.0
+        progress.step(done, loss=1.0, lr=0.1, num_examples=8)
+        line = progress.line(done, lr=0.1)
+        left = (100 - done) * (20 if done > 40 else 1)
+        assert line.endswith(f", {duration(left)} left") if (done - 1) % 40 >= 4 else "left" not in line, line
+        if done == 40:
+            progress.begin_stage()
+
+
 def test_without_evaluations_only_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))

@@ -1,5 +1,7 @@
 """The score of an evaluation has a name, and that of a test also shows what a rare class gets."""
 
+from dataclasses import replace
+
 import pytest
 
 from llama_adapter.app.learning.scores.intervals import Draws
@@ -48,7 +50,11 @@ def common_and_rare(num_common: int, *, rare: int = 1, answer: str = "a") -> lis
             "1.000 of 9 examples; balanced accuracy 1.000, as classes have 2 to 7 examples",
         ),
         (common_and_rare(6, rare=2), "accuracy 0.750 of 8 examples"),
-        (common_and_rare(4, rare=0), "of 4 examples; balanced accuracy 1.000, as classes have 0 to 4 examples"),
+        (common_and_rare(4, rare=0), "1.000 of 4 examples; it says nothing about b, without examples in the test"),
+        (
+            [replace(one, choices=(*"abcd",)) for one in common_and_rare(20)],
+            "as classes have 1 to 20 examples; it says nothing about 2 of 4 classes, without examples in the test",
+        ),
         (OPEN, "test: normalised 0.333 of 3 examples"),
     ],
 )

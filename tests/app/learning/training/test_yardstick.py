@@ -141,6 +141,24 @@ def test_the_verdict_says_first_where_the_adapter_stands(
     assert ("--tower-epochs" in (trained or "")) is (beginning is not None)
 
 
+@pytest.mark.parametrize(
+    ("chance", "value", "num_usual", "beginning"),
+    [
+        (0.99, 1.0, 20, f"{NEAR}accuracy 100.0 % on 20 test examples; always “ring” 100.0 %. Try"),
+        (0.99, 1.0, 19, None),
+        (0.9, 0.95, 19, f"{NEAR}accuracy 95.0 % on 20 test examples; always “ring” 95.0 %. Try"),
+        (0.9, 0.9, 18, NEAR),
+        (0.0, 0.0, 0, f"{NEAR}accuracy 0.0 % on 20 test examples; always “ring” 0.0 %. Try"),
+    ],
+)
+def test_an_answer_that_is_right_about_all_of_the_test_shows_nothing(
+    chance: float, value: float, num_usual: int, beginning: str | None
+) -> None:
+    """Two hundred pictures of a class and one of another: the test has no picture of the rare class."""
+    verdict = yardstick(chance).verdict(Figure(value=value, count=20), num_usual=num_usual)
+    assert verdict is None if beginning is None else verdict is not None and verdict.startswith(beginning), verdict
+
+
 def test_captions_are_compared_by_the_interval_of_their_score() -> None:
     captions = Yardstick(task="captions", answer="a\nstar", constant=Figure(value=0.5, count=40), exact=0.1)
     for value, high, beginning in (

@@ -192,8 +192,20 @@ def test_8_bit_bundles_are_exported_with_their_weights(run: Run, tmp_path: Path)
     ran = run("export", "decoder", "--model", bundle, "--out", out, "--precision", "int8")
 
     assert ran.code == 0
-    assert "it is exported from full weights, and this model has 8-bit ones" in ran.err
+    assert "it is exported from full weights, and this model has rounded ones" in ran.err
     assert read_card(Path(out)).precision == "int8"
     asked = stored_questions(CaptionerSpec(decoder=out))
     assert asked == StoredQuestions(prompt="Describe it."), "exports store no other question"
     assert Captioner.load(decoder=out, model=bundle).caption(picture()).token_ids
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_rounded_bundles_are_exported_in_floats_too(run: Run, tmp_path: Path, precision: str) -> None:
+    """Kernels round inputs of rounded layers as well, and the graph does not: it is compared with plain torch."""
+    bundle, out = str(tmp_path / "bundle"), str(tmp_path / "exported")
+    assert run("quantize", "--precision", precision, "--out", bundle).code == 0
+    ran = run("export", "decoder", "--model", bundle, "--out", out)
+
+    assert ran.code == 0, ran.err
+    assert read_card(Path(out)).precision == "float"
+    assert "39 of 39 tokens are torch's" in ran.err
