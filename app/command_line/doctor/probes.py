@@ -49,7 +49,7 @@ def look_at_torch() -> dict[str, Any]:
     import torch
 
     count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
-    limit = "" if quota is None else f" (the container's quota is {quota:g} processors)"
+    limit = "" if quota is None else f" (the quota of its cgroup is {quota:g} processors)"
     return ok(
         f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}{limit}",
         gpus=[torch.cuda.get_device_name(index) for index in range(count)],
