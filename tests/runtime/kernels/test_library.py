@@ -224,3 +224,10 @@ def test_on_other_machines_torch_computes(
     assert reason in find_library().reason
     assert isinstance(module[0], PackedLinear)
     assert backend.kernels is None
+
+
+def test_without_proc_no_instruction_is_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(instruction_sets.CHOICE, raising=False)
+    monkeypatch.setattr(instruction_sets, "processor_flags", frozenset)
+
+    assert find_library().reason == "/proc/cpuinfo does not say which instructions this processor has"
