@@ -1,4 +1,4 @@
-"""Folders of the cgroups that limit this process. Imports no torch."""
+"""What the cgroups of this process say. Imports no torch."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,10 +9,11 @@ CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 
 
-def cgroup_folders(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of this process's cgroup and of those above it, in versions 2 and 1; they need not exist.
+def cgroup_numbers(controller: str, root: Path, *files: tuple[str, ...]) -> Iterator[tuple[Path, list[float]]]:
+    """The folders of this process's cgroup and of those above it, each with the numbers in `files`.
 
-    A container's limit is usually at the root. That of a systemd service or a Slurm job is at a path that `OWN` names.
+    A container's limits are at the root; those of a systemd service or a Slurm job are at a path that `OWN` names.
+    Version 1 has a folder for the controller. Files with other words, such as "max" for no limit, are left out.
     """
     lines = ["0::/", f"1:{controller}:/"]
     with suppress(OSError):
@@ -20,4 +21,8 @@ def cgroup_folders(controller: str, root: Path) -> Iterator[Path]:
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if not controllers or controller in controllers.split(","):
             place = (root / controller if controllers else root) / path.strip("/")
-            yield from (place, *(above for above in place.parents if above.is_relative_to(root)))
+            for folder in (place, *(above for above in place.parents if above.is_relative_to(root))):
+                for names in files:
+                    with suppress(OSError, ValueError):
+                        texts = [(folder / name).read_text(encoding="ascii") for name in names]
+                        yield folder, [float(number) for text in texts for number in text.split()]

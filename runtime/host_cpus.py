@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from llama_adapter.runtime.cgroups import CGROUPS, cgroup_folders
+from llama_adapter.runtime.cgroups import CGROUPS, cgroup_numbers
 
 
 def usable_cpus(root: Path = CGROUPS) -> int:
@@ -30,20 +30,9 @@ def _threads_without_torch() -> int:
 
 
 def cpu_quota(root: Path = CGROUPS) -> float | None:
-    """The processors' time that this process's cgroups get, such as 1.5: their least quota; None without one."""
-    quotas = (_quota(folder) for folder in cgroup_folders("cpu", root))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    """The processors' time that this process's cgroups get, such as 1.5: their least quota; None without one.
 
-
-def _quota(cgroup: Path) -> float | None:
-    """The quota of one cgroup: `cpu.max` of version 2 (quota and period in microseconds), or two files of version 1."""
-    for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        try:
-            quota, period = (
-                float(number) for name in files for number in (cgroup / name).read_text(encoding="ascii").split()
-            )
-        except (OSError, ValueError):  # "max" is no limit
-            continue
-        if quota > 0 and period > 0:
-            return quota / period
-    return None
+    It is `cpu.max` of cgroup v2 (quota and period in microseconds), or `cpu.cfs_quota_us` of v1.
+    """
+    found = cgroup_numbers("cpu", root, ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return min((quota / period for _, (quota, period) in found if quota > 0 and period > 0), default=None)

@@ -1,12 +1,9 @@
 """Memory of the host and of its cgroups, and how much of it this process may plan to use. Imports no torch."""
 
 from pathlib import Path
-from typing import Final
 
-from llama_adapter.runtime.cgroups import CGROUPS, cgroup_folders
+from llama_adapter.runtime.cgroups import CGROUPS, cgroup_numbers
 
-# Of a cgroup of version 2 and of version 1: its limit, what it uses, and the beginning of names in its statistics.
-_FILES: Final = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 _most: int | None = None  # bytes, see `plan_with`
 
 
@@ -25,28 +22,14 @@ def free_host_bytes(root: Path = CGROUPS) -> int | None:
     None if none of the three is known.
     """
     kibibytes = statistic(Path("/proc/meminfo"), "MemAvailable:")
-    known = (None if kibibytes is None else kibibytes * 1024, *map(_left_in, cgroup_folders("memory", root)), _most)
+    known = [None if kibibytes is None else kibibytes * 1024, _most]
+    v2, v1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for cgroup, (limit, used) in cgroup_numbers("memory", root, v2, v1):
+        # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
+        file, names = cgroup / "memory.stat", ("inactive_file", "active_file")
+        cached = sum(statistic(file, f"total_{name}") or statistic(file, name) or 0 for name in names)  # v1 has totals
+        known.append(max(int(limit - used) + cached, 0))
     return min((amount for amount in known if amount is not None), default=None)
-
-
-def _left_in(cgroup: Path) -> int | None:
-    for limit_file, usage_file, prefix in _FILES:
-        limit, used = _number(cgroup / limit_file), _number(cgroup / usage_file)
-        if limit is not None and used is not None:
-            # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
-            cached = (
-                statistic(cgroup / "memory.stat", prefix + name) or 0 for name in ("inactive_file", "active_file")
-            )
-            return max(limit - used + sum(cached), 0)
-    return None
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file of a cgroup; None for a missing file and for "max"."""
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def statistic(file: Path, name: str) -> int | None:

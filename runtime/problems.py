@@ -40,29 +40,20 @@ _OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
 _FAILED = Rule()
 _UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")
 
-_NO_THREAD = Rule(
-    http_status=503,
-    hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both",
-)
-_NOT_MAPPED = Rule(
-    hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)",
-)
-_NO_PROC = Rule(hint="torch reads /proc/cpuinfo: mount /proc, and in a systemd unit leave out `ProcSubset=pid`")
-_HIDDEN = Rule(hint="a file here or on PYTHONPATH has the name of a package and is imported in its place: rename it")
-
-# Errors by a pattern of their text, in the words of Python, its loader and torch.
-_BY_WORDS: Mapping[tuple[type[Exception], str], Rule] = {
-    (RuntimeError, "^can't start new thread$"): _NO_THREAD,
-    (RuntimeError, "Failed to initialize cpuinfo"): _NO_PROC,
-    (ImportError, "failed to map segment from shared object"): _NOT_MAPPED,
-    (ImportError, "'[^']+' is not a package$"): _HIDDEN,
-    (ImportError, r"from '(\w+)' \((?!.*-packages/).*/\1\.py\)$"): _HIDDEN,
-    (Exception, "consider renaming '"): _HIDDEN,  # since Python 3.13
-}
-_BY_NUMBER: Mapping[int | None, Rule] = {
-    errno.ENOMEM: _OUT_OF_MEMORY,
-    errno.EMFILE: Rule(http_status=503, hint="the limit on open files is reached; `ulimit -n` shows it"),
-    errno.EFBIG: Rule(hint="the file system has no files of this size (FAT32: 4 GB), or `ulimit -f` limits it"),
+# By patterns of an error's text, in the words of Python, the system, the loader and torch.
+_BY_WORDS: Mapping[str, Rule] = {
+    "^can't start new thread$": Rule(
+        http_status=503, hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both"
+    ),
+    r"^\[Errno \d+\] Too many open files": Rule(hint="the limit on open files is reached; `ulimit -n` shows it"),
+    r"^\[Errno \d+\] File too large": Rule(hint="the file system (FAT32: 4 GB) or `ulimit -f` allows no such size"),
+    "failed to map segment from shared object": Rule(
+        hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)"
+    ),
+    "Failed to initialize cpuinfo": Rule(hint="torch reads /proc/cpuinfo: mount /proc, without `ProcSubset=pid`"),
+    r"'\w+' is not a package$|consider renaming '|from '(\w+)' \((?!.*-packages/).*/\1\.py\)$": Rule(
+        hint="a file here or on PYTHONPATH has the name of a package and is imported in its place: rename it"
+    ),
 }
 
 # Errors of Python and torch.
@@ -87,18 +78,18 @@ def rule_for(error: BaseException) -> Rule:
         return Rule(exit_code=error.exit_code, http_status=error.http_status)
     if isinstance(error, RuntimeError) and tells_shortage(str(error)):  # torch has no class for it
         return _OUT_OF_MEMORY
-    if isinstance(error, OSError) and (rule := _BY_NUMBER.get(error.errno)) is not None:
-        return rule
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return _OUT_OF_MEMORY
     if explain_torch_import(error) is not None:
         return _FAILED
-    for (kind, words), rule in _BY_WORDS.items():
-        if isinstance(error, kind) and re.search(words, str(error)):
-            return rule
+    if (known := next((rule for words, rule in _BY_WORDS.items() if re.search(words, str(error))), None)) is not None:
+        return known
     if (failure := _device_failure(error)) is not None:
         return _OUT_OF_MEMORY if failure.is_memory else _FAILED
     for base in type(error).__mro__:
-        if (found := RULES.get(f"{base.__module__}.{base.__qualname__}")) is not None:
-            return found
+        rule = RULES.get(f"{base.__module__}.{base.__qualname__}")
+        if rule is not None:
+            return rule
     return _UNEXPECTED
 
 

@@ -49,8 +49,6 @@ def look_at_torch() -> dict[str, Any]:
         return absent()
     import torch
 
-    if (hidden := _hidden(torch)) is not None:
-        return hidden
     count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
     limit = "" if quota is None else f" (the quota of its cgroup is {quota:g} processors)"
     return ok(
@@ -71,7 +69,7 @@ def look_at_kernels() -> dict[str, Any]:
     if finding.library is None:
         return {**absent(), "found": one_line(f"none: {finding.reason}")}
     found = one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4")
-    return ok(found) | {"hint": cache_note()}
+    return ok(found, hint=cache_note())
 
 
 def look_at_autoload() -> dict[str, Any]:
@@ -172,8 +170,8 @@ def look_at_package(name: str) -> dict[str, Any]:
     if importlib.util.find_spec(module_name) is None:
         return absent()
     module = importlib.import_module(module_name)
-    if (hidden := _hidden(module)) is not None:
-        return hidden
+    if not hasattr(module, "__path__"):  # all packages here are folders
+        return broken(f"`{module.__file__}` is imported in its place", hint="rename that file, or look at PYTHONPATH")
     version = version_of(name) or str(module.__version__)
     if name != "onnxruntime":
         return ok(version)
@@ -183,13 +181,6 @@ def look_at_package(name: str) -> dict[str, Any]:
             f"{version}, without {CPU.name}", hint="install the package onnxruntime, which computes on the CPU"
         )
     return ok(", ".join([version, *(name for name in BY_NAME if name in registered)]))
-
-
-def _hidden(module: ModuleType) -> dict[str, Any] | None:
-    """The answer if a user's file was imported in place of a package: all packages here are folders."""
-    if hasattr(module, "__path__"):
-        return None
-    return broken(f"`{module.__file__}` is imported in its place", hint="rename that file, or look at PYTHONPATH")
 
 
 # These functions run in this process: they read files, and run programs with a time limit.

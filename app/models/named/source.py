@@ -32,20 +32,14 @@ class Check:
 
 
 def http_client() -> Any:
-    """The HTTP client of `huggingface_hub`: it takes proxies and certificates from the usual variables.
-
-    Raises DownloadError if it cannot use one of them.
-    """
+    """The HTTP client of `huggingface_hub`, which obeys the usual variables. Raises DownloadError if it cannot."""
     from huggingface_hub import get_session
 
     try:
         return get_session()
     except Exception as error:  # of httpx, of ssl, or for a missing package
-        raise DownloadError(
-            f"A variable for proxies or certificates cannot be used: {str(error).partition('. ')[0]}",
-            hint="look at ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, SSL_CERT_FILE and SSL_CERT_DIR; a SOCKS proxy needs "
-            "`pip install 'httpx[socks]'`",
-        ) from error
+        hint = "look at ALL_PROXY, HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE; SOCKS needs `pip install 'httpx[socks]'`"
+        raise DownloadError(f"A variable for proxies or certificates cannot be used: {error}", hint=hint) from error
 
 
 def require_space(folder: Path, num_bytes: int) -> None:
