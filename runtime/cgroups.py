@@ -3,17 +3,15 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-CGROUPS: Final = Path("/sys/fs/cgroup")
-OWN: Final = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
 
 
 def cgroup_numbers(controller: str, root: Path, *files: tuple[str, ...]) -> Iterator[tuple[Path, list[float]]]:
-    """The folders of this process's cgroup and of those above it, each with the numbers in `files`.
+    """The folders of this process's cgroup and of those above it, in versions 2 and 1, with the numbers in `files`.
 
     A container's limits are at the root; those of a systemd service or a Slurm job are at a path that `OWN` names.
-    Version 1 has a folder for the controller. Files with other words, such as "max" for no limit, are left out.
     """
     lines = ["0::/", f"1:{controller}:/"]
     with suppress(OSError):
@@ -23,6 +21,6 @@ def cgroup_numbers(controller: str, root: Path, *files: tuple[str, ...]) -> Iter
             place = (root / controller if controllers else root) / path.strip("/")
             for folder in (place, *(above for above in place.parents if above.is_relative_to(root))):
                 for names in files:
-                    with suppress(OSError, ValueError):
+                    with suppress(OSError, ValueError):  # not there, or "max" for no limit
                         texts = [(folder / name).read_text(encoding="ascii") for name in names]
                         yield folder, [float(number) for text in texts for number in text.split()]

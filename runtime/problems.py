@@ -63,9 +63,7 @@ RULES: Mapping[str, Rule] = {
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
-    "builtins.ModuleNotFoundError": Rule(
-        hint=f"install this project's packages: {INSTALL_PROJECT}",
-    ),
+    "builtins.ModuleNotFoundError": Rule(hint=f"install this project's packages: {INSTALL_PROJECT}"),
     # The reader of a pipe, such as `head`, has finished.
     "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK),
     "builtins.KeyboardInterrupt": Rule(exit_code=ExitCode.INTERRUPTED, http_status=503),

@@ -160,6 +160,13 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
     assert "core.symlinks=true" in ran.stderr.splitlines()[-1]
 
 
+def test_windows_is_refused_before_its_links_and_modules_are_missed() -> None:
+    ran = run("-c", "import sys; sys.platform = 'win32'; import llama_adapter", cwd=ROOT, path=ROOT)
+
+    assert ran.returncode == 1
+    assert "inside WSL 2" in ran.stderr.splitlines()[-1]
+
+
 def test_make_needs_a_new_python_and_completes_an_environment(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / "python"
