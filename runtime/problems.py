@@ -62,6 +62,10 @@ RULES: Mapping[str, Rule] = {
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
+    **dict.fromkeys(
+        ("builtins.FileExistsError", "builtins.IsADirectoryError", "builtins.NotADirectoryError"),
+        Rule(exit_code=ExitCode.USAGE, hint="a file is where a folder is wanted, or the reverse: name another place"),
+    ),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
     "builtins.ModuleNotFoundError": Rule(hint=f"install this project's packages: {INSTALL_PROJECT}"),
     # The reader of a pipe, such as `head`, has finished.
@@ -78,8 +82,6 @@ def rule_for(error: BaseException) -> Rule:
         return _OUT_OF_MEMORY
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return _OUT_OF_MEMORY
-    if explain_torch_import(error) is not None:
-        return _FAILED
     if (known := next((rule for words, rule in _BY_WORDS.items() if re.search(words, str(error))), None)) is not None:
         return known
     if (failure := _device_failure(error)) is not None:
