@@ -46,7 +46,6 @@ _BY_WORDS: Mapping[str, Rule] = {
         http_status=503, hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both"
     ),
     r"^\[Errno \d+\] Too many open files": Rule(hint="the limit on open files is reached; `ulimit -n` shows it"),
-    r"^\[Errno \d+\] File too large": Rule(hint="the file system (FAT32: 4 GB) or `ulimit -f` allows no such size"),
     "failed to map segment from shared object": Rule(
         hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)"
     ),

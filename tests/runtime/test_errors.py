@@ -150,7 +150,6 @@ def test_the_hint_of_an_error_precedes_that_of_its_class() -> None:
         (OSError(errno.EMFILE, "Too many open files", "a.jpg"), "ulimit -n"),
         (FileNotFoundError(errno.ENOENT, "No such file", "Too many open files"), "check the path"),
         (FileExistsError(errno.EEXIST, "File exists", "x.jsonl"), "a file is where a folder is wanted"),
-        (OSError(errno.EFBIG, "File too large", "/media/usb/model"), "FAT32"),
         (ImportError("cannot import name 'x' from 'six' (/v/lib/site-packages/six.py)"), "fault of the program"),
         (ModuleNotFoundError("No module named 'numpy'"), "install this project's packages"),
     ],

@@ -68,8 +68,7 @@ def look_at_kernels() -> dict[str, Any]:
         return broken(error.message, hint=error.hint)
     if finding.library is None:
         return {**absent(), "found": one_line(f"none: {finding.reason}")}
-    found = one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4")
-    return ok(found, hint=cache_note())
+    return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"), hint=cache_note())
 
 
 def look_at_autoload() -> dict[str, Any]:
