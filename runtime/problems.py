@@ -38,6 +38,7 @@ class Problem:
 
 _OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
 _FAILED = Rule()
+_NO_PLACE = Rule(exit_code=ExitCode.USAGE, hint="a file is where a folder is wanted, or the reverse: name another")
 _UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")
 
 # By patterns of an error's text, in the words of Python, the system, the loader and torch.
@@ -61,10 +62,7 @@ RULES: Mapping[str, Rule] = {
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
-    **dict.fromkeys(
-        ("builtins.FileExistsError", "builtins.IsADirectoryError", "builtins.NotADirectoryError"),
-        Rule(exit_code=ExitCode.USAGE, hint="a file is where a folder is wanted, or the reverse: name another place"),
-    ),
+    **dict.fromkeys((f"builtins.{name}Error" for name in ("FileExists", "IsADirectory", "NotADirectory")), _NO_PLACE),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
     "builtins.ModuleNotFoundError": Rule(hint=f"install this project's packages: {INSTALL_PROJECT}"),
     # The reader of a pipe, such as `head`, has finished.
