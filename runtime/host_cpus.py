@@ -1,4 +1,4 @@
-"""How many processors this process may use, by its affinity and by its container's quota. Imports no torch."""
+"""How many processors this process may use, by its affinity and by its cgroups' quotas. Imports no torch."""
 
 import functools
 import math
@@ -6,13 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from llama_adapter.runtime.cgroups import CGROUPS, cgroup_numbers
 
 
-def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """Processors of the process's affinity, or the container's quota rounded up if that is less; at least 1."""
+def usable_cpus(root: Path = CGROUPS) -> int:
+    """Processors of the process's affinity, or the quota of its cgroups rounded up if that is less; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cpu_quota(cgroup)
+    quota = cpu_quota(root)
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
@@ -29,18 +29,7 @@ def _threads_without_torch() -> int:
     return int(asked) if asked.isdecimal() and int(asked) else usable_cpus()
 
 
-def cpu_quota(cgroup: Path = _CGROUP) -> float | None:
-    """The processors' time that the container gets, such as 1.5; None without a limit.
-
-    It is `cpu.max` of cgroup v2 (quota and period in microseconds), or `cpu.cfs_quota_us` of v1.
-    """
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = (
-                float(number) for name in files for number in (cgroup / name).read_text(encoding="ascii").split()
-            )
-        except (OSError, ValueError):  # "max" is no limit
-            continue
-        if quota > 0 and period > 0:
-            return quota / period
-    return None
+def cpu_quota(root: Path = CGROUPS) -> float | None:
+    """The processors' time that this process's cgroups get, such as 1.5: their least quota; None without one."""
+    found = cgroup_numbers("cpu", root, ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+    return min((quota / period for _, (quota, period) in found if quota > 0 and period > 0), default=None)

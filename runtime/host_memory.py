@@ -1,8 +1,9 @@
-"""Memory of the host and of its container, and how much of it this process may plan to use. Imports no torch."""
+"""Memory of the host and of its cgroups, and how much of it this process may plan to use. Imports no torch."""
 
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+from llama_adapter.runtime.cgroups import CGROUPS, cgroup_numbers
+
 _most: int | None = None  # bytes, see `plan_with`
 
 
@@ -15,31 +16,20 @@ def plan_with(most: int | None) -> None:
     _most = most
 
 
-def free_host_bytes(cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that can still be allocated: the least of what the machine, the container and `plan_with` allow.
+def free_host_bytes(root: Path = CGROUPS) -> int | None:
+    """Bytes that can still be allocated: the least of what the machine, the cgroups and `plan_with` allow.
 
     None if none of the three is known.
     """
     kibibytes = statistic(Path("/proc/meminfo"), "MemAvailable:")
-    known = (None if kibibytes is None else kibibytes * 1024, _container_bytes(cgroup), _most)
+    known = [None if kibibytes is None else kibibytes * 1024, _most]
+    v2, v1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    for cgroup, (limit, used) in cgroup_numbers("memory", root, v2, v1):
+        # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
+        file, names = cgroup / "memory.stat", ("inactive_file", "active_file")
+        cached = sum(statistic(file, f"total_{name}") or statistic(file, name) or 0 for name in names)  # v1 has totals
+        known.append(max(int(limit - used) + cached, 0))
     return min((amount for amount in known if amount is not None), default=None)
-
-
-def _container_bytes(cgroup: Path) -> int | None:
-    limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None:
-        return None
-    # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
-    cached = sum(statistic(cgroup / "memory.stat", name) or 0 for name in ("inactive_file", "active_file"))
-    return max(limit - used + cached, 0)
-
-
-def _number(file: Path) -> int | None:
-    """The number in a file of cgroup v2; None for a missing file and for "max"."""
-    try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
 
 
 def statistic(file: Path, name: str) -> int | None:

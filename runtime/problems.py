@@ -5,6 +5,7 @@ need not be imported. Errors of a device, which share one class, are looked up b
 """
 
 import errno
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,14 +38,23 @@ class Problem:
 
 _OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
 _FAILED = Rule()
-_NO_THREAD = Rule(
-    http_status=503,
-    hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both",
-)
-_NOT_MAPPED = Rule(
-    hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)",
-)
+_NO_PLACE = Rule(exit_code=ExitCode.USAGE, hint="a file is where a folder is wanted, or the reverse: name another")
 _UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")
+
+# By patterns of an error's text, in the words of Python, the system, the loader and torch.
+_BY_WORDS: Mapping[str, Rule] = {
+    "^can't start new thread$": Rule(
+        http_status=503, hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both"
+    ),
+    r"^\[Errno \d+\] Too many open files": Rule(hint="the limit on open files is reached; `ulimit -n` shows it"),
+    "failed to map segment from shared object": Rule(
+        hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)"
+    ),
+    "Failed to initialize cpuinfo": Rule(hint="torch reads /proc/cpuinfo: mount /proc, without `ProcSubset=pid`"),
+    r"'\w+' is not a package$|consider renaming '|from '(\w+)' \((?!.*-packages/).*/\1\.py\)$": Rule(
+        hint="a file here or on PYTHONPATH has the name of a package and is imported in its place: rename it"
+    ),
+}
 
 # Errors of Python and torch.
 RULES: Mapping[str, Rule] = {
@@ -52,10 +62,9 @@ RULES: Mapping[str, Rule] = {
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
+    **dict.fromkeys((f"builtins.{name}Error" for name in ("FileExists", "IsADirectory", "NotADirectory")), _NO_PLACE),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
-    "builtins.ModuleNotFoundError": Rule(
-        hint=f"install this project's packages: {INSTALL_PROJECT}",
-    ),
+    "builtins.ModuleNotFoundError": Rule(hint=f"install this project's packages: {INSTALL_PROJECT}"),
     # The reader of a pipe, such as `head`, has finished.
     "builtins.BrokenPipeError": Rule(exit_code=ExitCode.OK),
     "builtins.KeyboardInterrupt": Rule(exit_code=ExitCode.INTERRUPTED, http_status=503),
@@ -70,12 +79,8 @@ def rule_for(error: BaseException) -> Rule:
         return _OUT_OF_MEMORY
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return _OUT_OF_MEMORY
-    if explain_torch_import(error) is not None:
-        return _FAILED
-    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
-        return _NO_THREAD
-    if isinstance(error, ImportError) and "failed to map segment from shared object" in str(error):  # the loader's
-        return _NOT_MAPPED
+    if (known := next((rule for words, rule in _BY_WORDS.items() if re.search(words, str(error))), None)) is not None:
+        return known
     if (failure := _device_failure(error)) is not None:
         return _OUT_OF_MEMORY if failure.is_memory else _FAILED
     for base in type(error).__mro__:

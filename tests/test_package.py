@@ -160,6 +160,33 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
     assert "core.symlinks=true" in ran.stderr.splitlines()[-1]
 
 
+def test_windows_is_refused_before_its_links_and_modules_are_missed() -> None:
+    ran = run("-c", "import sys; sys.platform = 'win32'; import llama_adapter", cwd=ROOT, path=ROOT)
+
+    assert ran.returncode == 1
+    assert "inside WSL 2" in ran.stderr.splitlines()[-1]
+
+
+def test_make_needs_a_new_python_and_completes_an_environment(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    python = tmp_path / "python"
+
+    def make(*program: str) -> tuple[int, str]:
+        python.write_text("\n".join(["#!/bin/sh", *program]))
+        python.chmod(0o755)
+        command = ["make", "-s", f"PYTHON={python}", ".venv/bin/pip"]
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return ran.returncode, ran.stderr
+
+    code, said = make(f'exec "{sys.executable}" -c "import sys; sys.version_info = (3, 10, 9); $2"')
+    assert (code, (tmp_path / ".venv").exists()) == (2, False)
+    assert said.startswith(f"error: {python} is older than Python 3.11; name another")
+    unfinished = ('[ "$2" = venv ] || exit 0', "mkdir -p .venv/bin; touch .venv/bin/python")
+    assert make(*unfinished, "exit 1")[0] == 2, "as on Debian without python3-venv"
+    assert make(*unfinished, "touch .venv/bin/pip")[0] == 0
+    assert make("exit 1")[0] == 0, "it is made once"
+
+
 def test_every_public_name_is_listed_and_there_and_no_other() -> None:
     assert {*llama_adapter.__all__} <= {*dir(llama_adapter)}
     for name in llama_adapter.__all__:

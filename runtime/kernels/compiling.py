@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,12 +48,12 @@ def compilers() -> Iterator[list[str]]:
         yield list(ZIGLANG)
 
 
-def compiled(compiler: list[str], instructions: InstructionSet) -> Path:
-    """Path of the library in the user's cache; raises OSError or SubprocessError.
+def compiled(compiler: list[str], instructions: InstructionSet, extras: Collection[str] | None = None) -> Path:
+    """Path of the library in the user's cache, with all optional flags or `extras`; raises OSError or SubprocessError.
 
     It is compiled if it is missing or damaged, or if another user could have written it.
     """
-    command = [*compiler, *FLAGS, *instructions.options(instructions.extras())]
+    command = [*compiler, *FLAGS, *instructions.options(instructions.extras() if extras is None else extras)]
     stem = f"kernels-{digest_of_sources(' '.join(command), platform.machine(), _c_library())}"
     cache = working_cache()
     for path in cache.glob(f"{stem}-*.so"):

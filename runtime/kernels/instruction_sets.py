@@ -97,6 +97,8 @@ def choose_instructions() -> InstructionSet | str:
     for instructions in choice:
         if not instructions.missing():
             return instructions
+    if not processor_flags():
+        return "/proc/cpuinfo does not say which instructions this processor has"
     return f"this processor has no {', '.join(choice[-1].missing())}"
 
 

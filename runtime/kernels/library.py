@@ -6,6 +6,7 @@ torch.
 
 import ctypes
 import functools
+import itertools
 import shlex
 import subprocess
 import threading
@@ -120,10 +121,10 @@ def find_library() -> Finding:
     instructions = choose_instructions()
     if isinstance(instructions, str):
         return Finding(library=None, reason=instructions)
-    variant, unusable = instructions.variant(instructions.extras()), ""
+    extras, unusable = instructions.extras(), ""
     try:
         if path := find_prebuilt(instructions):
-            return Finding(library=Library(path), variant=variant, origin=f"prebuilt, {path}")
+            return Finding(library=Library(path), variant=instructions.variant(extras), origin=f"prebuilt, {path}")
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
     try:
@@ -131,12 +132,13 @@ def find_library() -> Finding:
     except OSError as error:
         return Finding(library=None, reason=f"there is no place to keep them: {said(error)}{unusable}")
     reasons = []
-    for compiler in compilers():
-        command = shlex.join(compiler)
+    # Compilers may be older than the processor: GCC 8 of RHEL 8 has no option for bfloat16.
+    for count, compiler in itertools.product(range(len(extras), -1, -1), compilers()):
+        command, lacks = shlex.join(compiler), "".join(f"; without {flag}" for flag in extras[count:])
         try:
-            path = compiled(compiler, instructions)
-            origin = f"compiled by `{command}`, {path}{unusable}"
-            return Finding(library=Library(path), variant=variant, origin=origin)
+            path = compiled(compiler, instructions, extras[:count])
+            origin = f"compiled by `{command}`, {path}{lacks}{unusable}"
+            return Finding(library=Library(path), variant=instructions.variant(extras[:count]), origin=origin)
         except (OSError, AttributeError, subprocess.SubprocessError) as error:
             reasons.append(f"`{command}` could not make them: {said(error)}")
     reason = (*reasons, "no C compiler is installed (gcc, clang, or the package ziglang)")[0]

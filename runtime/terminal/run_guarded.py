@@ -39,8 +39,7 @@ def run_guarded(action: Callable[[], int], *, debug: bool = False) -> int:
         if debug:
             say("\n".join(shown_text(line) for line in traceback.format_exc().splitlines()))
         problem = describe(error)
-        said = "interrupted" if problem.exit_code == ExitCode.INTERRUPTED else format_problem(problem)
-        say(said)
+        say("interrupted" if problem.exit_code == ExitCode.INTERRUPTED else format_problem(problem))
         return problem.exit_code
     return exit_code
 

@@ -105,6 +105,9 @@ def test_an_error_survives_pickling(error: LlamaAdapterError) -> None:
         (PictureError("empty", "x"), 3, 400),
         (ValueError("x"), 2, 400),
         (FileNotFoundError(errno.ENOENT, "No such file", "x"), 1, 500),
+        (FileExistsError(errno.EEXIST, "File exists", "x"), 2, 500),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, 500),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y"), 2, 500),
         (BrokenPipeError(), 0, 500),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, 503),
         (MemoryError(), 1, 503),
@@ -132,11 +135,30 @@ def test_the_hint_of_an_error_precedes_that_of_its_class() -> None:
     assert format_problem(describe(UsageError("no"))) == "error: no"
 
 
-def test_a_library_that_cannot_be_mapped_is_no_fault_of_the_program() -> None:
-    problem = describe(ImportError("libtorch_cpu.so: failed to map segment from shared object"))
+@pytest.mark.parametrize(
+    ("error", "advised"),
+    [
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "ulimit -v"),
+        (RuntimeError("Failed to initialize cpuinfo!"), "mount /proc"),
+        (ModuleNotFoundError("No module named 'numpy.typing'; 'numpy' is not a package"), "rename it"),
+        (ImportError("cannot import name 'Tensor' from 'torch' (/home/a b/torch.py)"), "rename it"),
+        (
+            ImportError("cannot import name 'Tensor' from 'torch' (consider renaming '/a/torch.py' if it has"),
+            "rename it",
+        ),
+        (AttributeError("module 'torch' has no attribute 'nn' (consider renaming '/a/torch.py' since it"), "rename it"),
+        (OSError(errno.EMFILE, "Too many open files", "a.jpg"), "ulimit -n"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "Too many open files"), "check the path"),
+        (FileExistsError(errno.EEXIST, "File exists", "x.jsonl"), "a file is where a folder is wanted"),
+        (ImportError("cannot import name 'x' from 'six' (/v/lib/site-packages/six.py)"), "fault of the program"),
+        (ModuleNotFoundError("No module named 'numpy'"), "install this project's packages"),
+    ],
+)
+def test_the_hint_names_what_the_place_lacks(error: Exception, advised: str) -> None:
+    problem = describe(error)
 
-    assert problem.sentence == "libtorch_cpu.so: failed to map segment from shared object"
-    assert "ulimit -v" in problem.hint
+    assert advised in problem.hint
+    assert problem.sentence.startswith("Unexpected") is (advised == "fault of the program")
 
 
 def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Threads follow the container's quota of processors."""
+"""Threads follow the quota of processors of the process's cgroups."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from llama_adapter.runtime import torch_import
+from llama_adapter.runtime import cgroups, torch_import
 from llama_adapter.runtime.host_cpus import cpu_quota, usable_cpus
 
 
@@ -20,11 +20,31 @@ from llama_adapter.runtime.host_cpus import cpu_quota, usable_cpus
         ({"cpu.max": "odd\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
+        # A service of systemd, whose slice has less; a job of Slurm; a path of the host that a container does not see.
+        (
+            {"own": "0::/a.slice/b.service\n", "a.slice/b.service/cpu.max": "max 100000\n", "a.slice/cpu.max": "1 2"},
+            0.5,
+        ),
+        ({"own": "0::/a.slice/b.service\n", "a.slice/b.service/cpu.max": "1 4", "a.slice/cpu.max": "1 2"}, 0.25),
+        (
+            {
+                "own": "5:memory:/other\n3:cpu,cpuacct:/slurm/job_7\n",
+                "cpu/other/cpu.cfs_quota_us": "10000\n",
+                "cpu/other/cpu.cfs_period_us": "100000\n",
+                "cpu/slurm/job_7/cpu.cfs_quota_us": "300000\n",
+                "cpu/slurm/job_7/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        ({"own": "0::/docker/c0ffee\n", "cpu.max": "150000 100000\n"}, 1.5),
     ],
 )
-def test_a_quota_is_that_of_the_cgroup(files: dict[str, str], quota: float | None, tmp_path: Path) -> None:
+def test_a_quota_is_that_of_the_cgroup(
+    files: dict[str, str], quota: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     allowed = len(os.sched_getaffinity(0))
 

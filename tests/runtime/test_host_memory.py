@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from llama_adapter.runtime import cgroups
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.host_memory import free_host_bytes, plan_with, statistic
 
 GIB = 2**30
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def group(folder: Path, *, limit: str, used: int = GIB, inactive: int = 0, active: int = 0) -> Path:
@@ -25,6 +27,29 @@ def test_a_container_has_the_rest_of_its_limit(used: int, caches: tuple[int, int
     small = group(tmp_path, limit=str(GIB), used=used, inactive=caches[0], active=caches[1])
 
     assert free_host_bytes(small) == free
+
+
+@pytest.mark.parametrize(
+    ("own", "place", "names"),
+    [
+        ("0::/system.slice/captions.service\n", "system.slice", ("memory.max", "memory.current", "")),
+        ("4:memory:/slurm/job_7/step_0\n0::/\n", "memory/slurm/job_7", V1),
+        ("0::/\n", "memory", V1),  # a container of version 1
+    ],
+)
+def test_limits_of_services_and_jobs_count(
+    own: str, place: str, names: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "OWN", tmp_path / "own")
+    (tmp_path / "own").write_text(own)
+    limit, used, prefix = names
+    folder = tmp_path / place
+    folder.mkdir(parents=True)
+    (folder / limit).write_text(f"{GIB}\n")
+    (folder / used).write_text(f"{GIB // 2}\n")
+    (folder / "memory.stat").write_text(f"inactive_file 1\n{prefix}inactive_file {GIB // 8}\n")
+
+    assert free_host_bytes(tmp_path) == GIB // 2 + (GIB // 8 if prefix else 1)
 
 
 def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU
 from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
 from llama_adapter.runtime.host_cpus import cpu_quota
 from llama_adapter.runtime.text import one_line
+from llama_adapter.runtime.user_cache import cache_note
 
 if TYPE_CHECKING:
     from llama_adapter.runtime.devices.npu import NpuBackend
@@ -50,7 +51,7 @@ def look_at_torch() -> dict[str, Any]:
     import torch
 
     count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
-    limit = "" if quota is None else f" (the container's quota is {quota:g} processors)"
+    limit = "" if quota is None else f" (the quota of its cgroup is {quota:g} processors)"
     return ok(
         f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}{limit}",
         gpus=[torch.cuda.get_device_name(index) for index in range(count)],
@@ -68,7 +69,7 @@ def look_at_kernels() -> dict[str, Any]:
         return broken(error.message, hint=error.hint)
     if finding.library is None:
         return {**absent(), "found": one_line(f"none: {finding.reason}")}
-    return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"))
+    return ok(one_line(f"{finding.variant} ({finding.origin}): float32, bfloat16, int8 and int4"), hint=cache_note())
 
 
 def look_at_autoload() -> dict[str, Any]:
@@ -169,6 +170,8 @@ def look_at_package(name: str) -> dict[str, Any]:
     if importlib.util.find_spec(module_name) is None:
         return absent()
     module = importlib.import_module(module_name)
+    if not hasattr(module, "__path__"):  # all packages here are folders
+        return broken(f"`{module.__file__}` is imported in its place", hint="rename that file, or look at PYTHONPATH")
     version = version_of(name) or str(module.__version__)
     if name != "onnxruntime":
         return ok(version)

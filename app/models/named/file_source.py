@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
-from llama_adapter.app.models.named.source import Check, DownloadError, Missing, require_space
+from llama_adapter.app.models.named.source import Check, DownloadError, Missing, http_client, require_space
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.locking import awaited_lock
 from llama_adapter.runtime.partial import named_after
@@ -49,7 +49,7 @@ class FileSource:
         if self.bytes is not None:
             return Missing(bytes=self.bytes)
         with _errors(self):
-            answer = _session().head(self.url, timeout=TIMEOUT_S, follow_redirects=True)
+            answer = http_client().head(self.url, timeout=TIMEOUT_S, follow_redirects=True)
             _raise_for(answer.status_code, self)
             length = answer.headers.get("content-length", "")
         return Missing(bytes=int(length) if length.isdecimal() else None)
@@ -108,7 +108,7 @@ def _fetch_once(source: FileSource, file: BinaryIO) -> None:
     headers = {"Accept-Encoding": "identity", "User-Agent": "llama-adapter"}
     if start := file.tell():
         headers["Range"] = f"bytes={start}-"
-    with _session().stream("GET", source.url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as answer:
+    with http_client().stream("GET", source.url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as answer:
         if answer.status_code == 416:  # what is here is not the beginning of the file, or all of it: the digest decides
             total = answer.headers.get("content-range", "").rpartition("/")[2]
             if total == str(start):
@@ -139,13 +139,6 @@ def _empty(file: BinaryIO) -> None:
 
 class _LaterError(DownloadError):
     """A failure that another attempt may not meet."""
-
-
-def _session() -> Any:
-    """The HTTP client of `huggingface_hub`: it takes proxies and certificates from the usual variables."""
-    from huggingface_hub import get_session
-
-    return get_session()
 
 
 def _raise_for(status: int, source: FileSource) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from llama_adapter.app.models.named.source import Check, DownloadError, Missing, require_space
+from llama_adapter.app.models.named.source import Check, DownloadError, Missing, http_client, require_space
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import UsageError
@@ -197,6 +197,7 @@ class HubSource:
     def _errors(self) -> Iterator[None]:
         """Turns errors of `huggingface_hub` into those of this package."""
         errors = _hub().errors
+        http_client()
         try:
             yield
         except errors.GatedRepoError:

@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llama_adapter.runtime.errors import LlamaAdapterError
 
@@ -28,6 +29,17 @@ class Check:
 
     path: Path
     fault: str
+
+
+def http_client() -> Any:
+    """The HTTP client of `huggingface_hub`, which obeys the usual variables. Raises DownloadError if it cannot."""
+    from huggingface_hub import get_session
+
+    try:
+        return get_session()
+    except Exception as error:  # of httpx, of ssl, or for a missing package
+        hint = "look at ALL_PROXY, HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE; SOCKS needs `pip install 'httpx[socks]'`"
+        raise DownloadError(f"A variable for proxies or certificates cannot be used: {error}", hint=hint) from error
 
 
 def require_space(folder: Path, num_bytes: int) -> None:

@@ -153,8 +153,8 @@ class ReadingCrew:
             raise ReadingProcessError(
                 f"No process for reading pictures can be started, {self._num_failed_starts} in a row ended "
                 f"early: {words}",
-                hint="raise the limits on processes and memory (ulimit -u, ulimit -v); for a job of pictures that you "
-                "trust, `--reader thread` needs no processes",
+                hint="raise the limits on processes, memory and open files (ulimit -u, -v, -n); for a job of pictures "
+                "that you trust, `--reader thread` needs no processes",
             ) from error
         time.sleep(START_PAUSE_S)
 

@@ -29,9 +29,11 @@ class Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Start the timer for the first request."""
+        """Start the timer for the first request. Far beyond the limit of connections, close this one."""
         super().connection_made(transport)
         self._update_timer()
+        if len(self.connections) > (self.limit_concurrency or 8192) + 50:  # others get 503
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """A complete head stops the timer; single bytes do not extend it."""
@@ -175,6 +177,7 @@ def run(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
         limit_concurrency=_max_connections(),
+        backlog=100,  # most that are accepted in one go: those beyond the limit are closed before files run out
     )
     server = Draining(config, service=service, drain_s=drain_s, tell=tell, on_start=on_start)
     with suppress(KeyboardInterrupt):

@@ -150,9 +150,40 @@ def test_a_compiler_that_does_not_start_or_end_is_named(monkeypatch: pytest.Monk
     assert find_library().reason == "`cc` could not make them: waiting for a licence"
 
 
+@pytest.mark.parametrize(
+    ("too_new", "maker", "used"),
+    [
+        ({"old": "i8mm", "new": ""}, "new", 3),  # all instructions of another compiler are better
+        ({"old": "asimddp", "new": "bf16"}, "new", 2),
+        ({"old": "i8mm", "new": "asimddp"}, "old", 1),
+        ({"old": "asimddp", "new": "asimddp"}, "old", 0),
+    ],
+)
+def test_instructions_that_no_compiler_knows_are_left_out(
+    too_new: dict[str, str], maker: str, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(compiler: list[str], _: InstructionSet, extras: tuple[str, ...]) -> Path:
+        if too_new[compiler[0]] in extras:
+            raise OSError("unrecognized option")
+        return Path(*compiler)
+
+    neon = INSTRUCTION_SETS[-1]
+    flags = tuple(neon.optional)
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*neon.needed, *flags}))
+    monkeypatch.setattr(native, "choose_instructions", lambda: neon)
+    monkeypatch.setattr(native, "compilers", lambda: iter([["old"], ["new"]]))
+    monkeypatch.setattr(native, "compiled", made)
+    monkeypatch.setattr(native, "Library", lambda path: path)
+
+    finding = find_library()
+
+    assert (finding.library, finding.variant) == (Path(maker), neon.variant(flags[:used]))
+    assert finding.origin == f"compiled by `{maker}`, {maker}" + "".join(f"; without {flag}" for flag in flags[used:])
+
+
 @pytest.mark.usefixtures("fit")
 def test_compilers_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(compiler: list[str], _: InstructionSet) -> Path:
+    def made(compiler: list[str], _: InstructionSet, extras: tuple[str, ...]) -> Path:
         if compiler == ["no-headers"]:
             raise OSError("stdlib.h: No such file")
         return Path("made by", *compiler)
@@ -224,3 +255,10 @@ def test_on_other_machines_torch_computes(
     assert reason in find_library().reason
     assert isinstance(module[0], PackedLinear)
     assert backend.kernels is None
+
+
+def test_without_proc_no_instruction_is_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(instruction_sets.CHOICE, raising=False)
+    monkeypatch.setattr(instruction_sets, "processor_flags", frozenset)
+
+    assert find_library().reason == "/proc/cpuinfo does not say which instructions this processor has"

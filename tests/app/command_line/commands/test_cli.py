@@ -15,7 +15,7 @@ from llama_adapter.app.jobs.records.manifest import read_manifest
 from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.errors import DeviceError, UsageError
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.settings.shown import format_settings
 from tests.app.command import Run
@@ -47,6 +47,15 @@ def test_names_may_stand_between_flags_and_begin_with_a_dash_behind_two(argument
     assert vars(build_parser().parse_args(arguments))[names] == ["a.png", "b.png", "c d.png"]
     options = vars(build_parser().parse_args([*arguments, "--", "-e.png", "--debug"]))
     assert (options[names][3:], options["debug"]) == (["-e.png", "--debug"], False)
+
+
+def test_a_file_like_a_flag_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-1.png").touch()
+    for name, is_advised in {"-1.png": True, "-2.png": False}.items():
+        with pytest.raises(UsageError, match=f"unrecognized arguments: {name}") as refused:
+            build_parser().parse_args(["caption", "a.png", name])
+        assert ("come after `--`" in refused.value.hint) is is_advised
 
 
 @pytest.mark.parametrize(("name", "raw"), [("lora_b3_mixed", False), ("bias_b1_input", False), ("bias_limit72", True)])

@@ -48,8 +48,9 @@ from llama_adapter.app.command_line.doctor.probes import (
     look_at_torch_npu,
 )
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.runtime.child_process import absent, broken, ok
+from llama_adapter.runtime.child_process import absent, ask_child, broken, ok
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.kernels import library
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.torch_import import AUTOLOAD, explain_torch_import, prepare_imports
 from tests.app.command import Ran, run_several
@@ -212,6 +213,25 @@ def test_kernels_that_no_command_can_choose_are_broken(monkeypatch: pytest.Monke
     monkeypatch.setattr("llama_adapter.runtime.kernels.library.find_library", refused)
 
     assert look_at_kernels() == broken("no such instruction set", hint="name another")
+
+
+def test_a_file_in_place_of_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "uvicorn.py"
+    file.touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    question = f"{look_at_package.__module__}:look_at_package"
+
+    said = ask_child(question, "uvicorn", environ=os.environ, seconds=60.0)
+
+    assert (said["state"], said["found"]) == ("broken", f"`{file}` is imported in its place")
+
+
+def test_the_row_of_kernels_says_why_they_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = library.Finding(library=mock.Mock(), variant="avx2", origin="compiled")
+    monkeypatch.setattr("llama_adapter.runtime.kernels.library.find_library", lambda: finding)
+    assert look_at_kernels()["hint"] == ""
+    monkeypatch.setattr("llama_adapter.runtime.user_cache._fault", "no home folder")
+    assert look_at_kernels()["hint"] == "compiled kernels are kept for this run only: no home folder"
 
 
 def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

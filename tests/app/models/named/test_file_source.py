@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import close_session
 
 from llama_adapter.app.models.named import file_source
 from llama_adapter.app.models.named.file_source import FileSource
+from llama_adapter.app.models.named.hub_source import HubSource
 from llama_adapter.app.models.named.source import DownloadError
 from llama_adapter.runtime.problems import describe
 from tests.fakes.hub import Hub
@@ -172,3 +174,26 @@ def test_a_killed_process_is_continued(hub: Hub, source: FileSource) -> None:
 
     assert fetch(source).read_bytes() == CONTENT
     assert hub.contents() == ["", f"bytes={size}-"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1080", "'socksio' package is not installed"),
+        ("all_proxy", "socks://127.0.0.1:1080/", "Unknown scheme for proxy URL"),  # as GNOME writes it
+        ("HTTPS_PROXY", "http://proxy.example:port", "Invalid port"),
+        ("SSL_CERT_FILE", "/nowhere/ca.pem", "No such file or directory"),
+    ],
+)
+def test_a_wrong_proxy_or_certificate_is_named(
+    variable: str, value: str, said: str, hub: Hub, source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close_session()
+    monkeypatch.setenv(variable, value)
+    if "socksio" in said:
+        monkeypatch.setitem(sys.modules, "socksio", None)
+    for other in (source, HubSource(repo="a/b")):
+        with pytest.raises(DownloadError, match=said) as failed:
+            other.fetch(tell=lambda line: None)
+        assert variable.upper() in failed.value.hint
+    close_session()

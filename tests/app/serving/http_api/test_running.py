@@ -92,6 +92,16 @@ def test_keep_alive_after_an_answer(client: socket.socket) -> None:
         assert b"closed" not in answer
 
 
+def test_connections_far_beyond_the_limit_leave_files_for_the_others() -> None:
+    with served(application, http=Connection, limit_concurrency=3) as url, ExitStack() as stack:
+        first, *others = [stack.enter_context(closing(connected(url))) for _ in range(60)]
+        assert max(map(seconds_open, others[-7:])) < 5, "53 remain"
+        for client in (first, others[0]):
+            client.settimeout(5)
+            client.sendall(ASKED)
+            assert client.recv(4096).startswith(b"HTTP/1.1 503")
+
+
 def test_endless_streams_do_not_delay_shutdown() -> None:
     with ExitStack() as server, connected(server.enter_context(served(application, http=Connection))) as client:
         client.settimeout(5)

@@ -1,0 +1,26 @@
+"""What the cgroups of this process say. Imports no torch."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+
+
+def cgroup_numbers(controller: str, root: Path, *files: tuple[str, ...]) -> Iterator[tuple[Path, list[float]]]:
+    """The folders of this process's cgroup and of those above it, in versions 2 and 1, with the numbers in `files`.
+
+    A container's limits are at the root; those of a systemd service or a Slurm job are at a path that `OWN` names.
+    """
+    lines = ["0::/", f"1:{controller}:/"]
+    with suppress(OSError):
+        lines += OWN.read_text(encoding="utf-8", errors="replace").splitlines()
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if not controllers or controller in controllers.split(","):
+            place = (root / controller if controllers else root) / path.strip("/")
+            for folder in (place, *(above for above in place.parents if above.is_relative_to(root))):
+                for names in files:
+                    with suppress(OSError, ValueError):  # not there, or "max" for no limit
+                        texts = [(folder / name).read_text(encoding="ascii") for name in names]
+                        yield folder, [float(number) for text in texts for number in text.split()]
