@@ -73,18 +73,19 @@ def clip_files(path: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def configs_beside(file: Path, *, are_needed: bool = True) -> dict[str, Any]:
+def configs_beside(file: Path, *, has_visual: bool, are_needed: bool = True) -> dict[str, Any]:
     """`config` and `pixels` of `read_clip` from the JSON files beside a tower's weights; empty if there are none.
 
+    The config of open_clip counts for weights with its names (`has_visual`: `visual.*`), and there before others.
     Raises CheckpointError for a config of something that is not computed here, and for a damaged file. Unless they
     `are_needed`, damaged files with names that many models use are left alone.
     """
     folder, name = file.parent, f"the configs in `{file.parent}`"
-    whole = _json(folder / "open_clip_config.json")
+    whole = _json(folder / "open_clip_config.json") if has_visual else {}
     model = whole.get("model_cfg")
     if isinstance(model, dict):
-        rule = _open_clip_pixels(whole.get("preprocess_cfg"), name=name)
-        return {"config": _open_clip_config(model, name=name), "pixels": rule}
+        known = _open_clip_config(model, name=name)  # first: a tower that is not computed may have any pixels
+        return {"config": known, "pixels": _open_clip_pixels(whole.get("preprocess_cfg"), name=name)}
     config = _json(folder / "config.json", is_needed=are_needed)
     if not _OUR_TYPES.match(str(config.get("model_type", ""))):
         return {}  # of something else, such as a LLaMA beside a CLIP
@@ -220,7 +221,7 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
     """`pixels` of `read_clip` from Hugging Face's preprocessor_config.json. Raises CheckpointError if it differs."""
     rule: dict[str, Any] = {"rgb_first": True}
     size, crop = (_sides(values.get(key)) for key in ("size", "crop_size"))
-    if size is None and values.get("size") is not None:
+    if size is None and values.get("size") not in (None, {}):
         raise CheckpointError(
             f"The size {shown_excerpt(repr(values['size']))} of pictures in {name} is not read here",
             hint="known: a whole number, `shortest_edge`, or `height` and `width`",
@@ -257,7 +258,7 @@ def _open_clip_config(model: Mapping[str, Any], *, name: str) -> dict[str, Any]:
     vision = vision if isinstance(vision, dict) else {}
     known: dict[str, Any] = {"image_size": vision["image_size"]} if "image_size" in vision else {}
     if (tower := vision.get("timm_model_name")) is not None:
-        if not re.match(r"vit_\w+_siglip", str(tower)):
+        if not re.match(r"(.*/)?vit_\w+_siglip", str(tower)):
             raise CheckpointError(
                 f"The tower {shown_excerpt(repr(tower))} of timm, by {name}, is not computed here",
                 hint=f"of the towers of timm, those of SigLIP are; {_OF_ONE_SIZE}",

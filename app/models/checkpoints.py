@@ -486,8 +486,9 @@ def open_clip(path: str | os.PathLike[str]) -> ClipSource:
     files = clip_files(path)
     tensors = {key: one for file in files for key, one in read_tensor_file(file, torchscript=True).tensors.items()}
     # A single file with OpenAI's names may lie beside the config of anything.
-    are_needed = Path(path).is_dir() or not any(key.startswith("visual.") for key in tensors)
-    return read_clip(tensors, name=str(files[0]), **configs_beside(files[0], are_needed=are_needed))
+    has_visual = any(key.startswith("visual.") for key in tensors)
+    beside = configs_beside(files[0], has_visual=has_visual, are_needed=Path(path).is_dir() or not has_visual)
+    return read_clip(tensors, name=str(files[0]), **beside)
 
 
 def adapter_clip(adapter: AdapterFile) -> ClipSource:

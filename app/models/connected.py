@@ -69,8 +69,9 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
         layer=layer if is_llava else None,
         drops_class=drops_class,
     )
-    if drops_class and (first := clip.config.num_class_tokens) != 1:  # registers would be kept
-        raise _refusal(folder, f"drops one token before the patches, of which its tower has {first}", strategy)
+    if drops_class and (number := clip.config.num_class_tokens) != 1:  # registers would be kept
+        what = f"drops the class token, and its tower has {number} tokens before the patches"
+        raise _refusal(folder, what, strategy)
     connector, tensors = _connector(found, clip, shuffle=1 if is_llava else config.get("scale_factor", 2), name=name)
     if connector.output_dim != dim:
         raise CheckpointError(
@@ -103,12 +104,8 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
 def _connector(
     found: Mapping[str, Tensor], clip: ClipSource, *, shuffle: Any, name: str
 ) -> tuple[ConnectorConfig, dict[str, Tensor]]:
-    state = {
-        f"{_LINEARS.get(module, module)}.{kind}": tensor
-        for key, tensor in found.items()
-        for module, _, kind in [key.rpartition(".")]
-        if key.startswith(("multi_modal_projector.", "connector."))
-    }
+    part = {key: tensor for key, tensor in found.items() if key.startswith(("multi_modal_projector.", "connector."))}
+    names = {ours: theirs for theirs, ours in _LINEARS.items() if f"{theirs}.weight" in part}
     side, what = math.isqrt(clip.config.num_features), f"The connector in `{name}`"
     if (
         type(shuffle) is not int
@@ -116,23 +113,24 @@ def _connector(
         or (shuffle > 1 and (side % shuffle or side**2 != clip.config.num_features))
     ):
         raise CheckpointError(f"{what} joins {shuffle!r} of {side} patches in a row", hint=_MEANING)
-    up, down = (state.get(f"{part}.weight") for part in ("up", "down"))
+    up, down = (part.get(f"{names.get(ours)}.weight") for ours in ("up", "down"))
     if down is None or any(one is not None and one.ndim != 2 for one in (up, down)):
         raise CheckpointError(f"{what} has no linear layer with one of the names {', '.join(_LINEARS)}", hint=_MEANING)
     config = ConnectorConfig(
         num_queries=clip.config.num_features // shuffle**2,
         shuffle=shuffle,
         mlp_dim=0 if up is None else up.shape[0],
-        has_bias="down.bias" in state,
+        has_bias=f"{names['down']}.bias" in part,
         output_dim=down.shape[0],
     )
     with torch.device("meta"):
         module = Connector(config, input_dim=clip.config.output_dim)
-    wanted = {ours: tuple(tensor.shape) for ours, tensor in module.state_dict().items()}
-    check_names(state, list(wanted), what=what, meaning=_MEANING)
-    check_dense(state, what=what)
-    check_shapes({ours: tuple(tensor.shape) for ours, tensor in state.items()}, wanted, what=what, meaning=_MEANING)
-    return config, {f"query.{ours}": tensor for ours, tensor in state.items()}
+    state = {f"{ours}.{kind}": f"{theirs}.{kind}" for ours, theirs in names.items() for kind in ("weight", "bias")}
+    wanted = {state[ours]: tuple(tensor.shape) for ours, tensor in module.state_dict().items()}
+    check_names(part, list(wanted), what=what, meaning=_MEANING)
+    check_dense(part, what=what)
+    check_shapes({key: tuple(tensor.shape) for key, tensor in part.items()}, wanted, what=what, meaning=_MEANING)
+    return config, {f"query.{ours}": part[theirs] for ours, theirs in state.items() if theirs in part}
 
 
 def _cutting(values: Mapping[str, Any], *, name: str) -> dict[str, Any]:

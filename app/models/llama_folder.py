@@ -17,7 +17,8 @@ from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
 from llama_adapter.runtime.text import shown_excerpt
 
 _KINDS: Final = ("llava", "idefics3", "smolvlm")  # `model_type` of models that see pictures as tokens
-_OTHERS: Final = re.compile("vision|moondream|phi3_v|phi4mm|molmo|ovis")  # of others that have no `vision_config`
+# Of others that have no `vision_config`; a tower or a decoder alone sees no pictures.
+_OTHERS: Final = re.compile("(?!.*_(vision_model|text)$).*(vision|moondream|phi3_v|phi4mm|molmo|ovis)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ class LlamaFolder:
         kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
         if not is_original and kind in _KINDS:
             return True
-        if not is_original and "vision_config" not in config and not _OTHERS.search(str(kind)):
+        if not is_original and "vision_config" not in config and not _OTHERS.match(str(kind)):
             return False
         what = "in the form of LLaVA's own programs" if is_original else f"of type {shown_excerpt(repr(kind))}"
         raise CheckpointError(

@@ -55,7 +55,7 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
     """
     if keys.get("general.architecture") == "clip":
         raise CheckpointError(
-            f"`{name}` is the picture tower of another GGUF file (mmproj), which is not read",
+            f"`{name}` is a picture tower (mmproj), which is not read here",
             hint="GGUF files are read for texts: a model that sees pictures is a folder in Hugging Face's format",
         )
     found = _Keys(keys, name)

@@ -49,7 +49,7 @@ _SAME: Final = {
     "lora_embedding_B": "lora_A",
 }
 # What stands before the names of a language model's modules in a model that sees pictures, in place of `model.`.
-_INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.model\.|model\.text_model\.")
+_INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.(?=model\.|lm_head\.)|model\.text_model\.")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
 _MEANING: Final = "the folder is damaged, or was trained on another model"
@@ -238,7 +238,8 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
             "PaddleNLP or MindFormers; a bundle is a --model",
         )
     if (inside := next(filter(None, map(_INSIDE.match, found)), None)) is not None:
-        names = {re.sub(r"^model\.", inside[0], module): one for module, one in names.items()}
+        replaced = "^" if inside[0] == "language_model." else r"^model\."  # in transformers 4, the head is inside too
+        names = {re.sub(replaced, inside[0], module): one for module, one in names.items()}
     targeted, saved = config.changed({module: shape for module, (_, shape) in names.items()})
     wanted: dict[str, Shape] = {}
     for module, (name, shape) in names.items():

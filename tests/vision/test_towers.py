@@ -179,7 +179,7 @@ def test_files_of_open_clip_give_the_same_tower(name: str, tmp_path: Path) -> No
         tensors |= {name: torch.ones(1) for name in TIMM_UNUSED}
     save_file(tensors, own / "open_clip_model.safetensors")
     vision: dict[str, Any] = {"image_size": case.side, "width": width, "head_width": width // heads}
-    vision |= {} if is_clip else {"timm_model_name": "vit_base_patch16_siglip_224"}
+    vision |= {} if is_clip else {"timm_model_name": "hf-hub:timm/vit_base_patch16_siglip_224.v2_webli"}
     preprocess_cfg = {"mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     config = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": preprocess_cfg}
     (own / "open_clip_config.json").write_text(json.dumps(config))
@@ -302,6 +302,21 @@ def test_a_damaged_config_is_not_taken_for_a_missing_one(name: str, tmp_path: Pa
         open_clip(tmp_path)
 
 
+@pytest.mark.parametrize("is_open_clip", [False, True])
+def test_the_config_of_open_clip_counts_for_its_own_weights(is_open_clip: bool, tmp_path: Path) -> None:
+    saved(CASES["CLIP L/14"], tmp_path)
+    vision = {"image_size": 42, "width": 128, "head_width": 32}
+    config = {"model_cfg": {"vision_cfg": vision}, "preprocess_cfg": {"resize_mode": "squash"}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+    if is_open_clip:
+        tensors = renamed(open_clip(tmp_path).tensors, CLIP_NAMES) | {"visual.proj": torch.zeros(128, 64)}
+        (tmp_path / "model.safetensors").unlink()
+        save_file(tensors, tmp_path / "open_clip_model.safetensors")
+    found = open_clip(tmp_path).config
+    wanted = (4, "exact_gelu", True) if is_open_clip else (2, "quick_gelu", False)
+    assert (found.num_heads, found.activation, found.is_squashed) == wanted
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "[" * 200_000], ids=["empty", "list", "deep"])
 def test_a_file_of_openai_is_read_beside_any_config(content: str, tmp_path: Path) -> None:
     file = Path(shutil.copy(OPENAI, tmp_path / "ViT-L-14.pt"))
@@ -338,7 +353,10 @@ def test_towers_that_are_not_computed_are_refused(tensors: dict[str, tuple[int, 
 @pytest.mark.parametrize("tower", ["convnext_base", "eva02_large_patch14_clip_336", "naflexvit_base_patch16_siglip"])
 def test_towers_of_timm_other_than_siglip_are_refused_by_name(tower: str, tmp_path: Path) -> None:
     save_file({"visual.trunk.x": torch.zeros(1)}, tmp_path / "open_clip_model.safetensors")
-    config = {"model_cfg": {"vision_cfg": {"image_size": 224, "timm_model_name": tower}}}
+    config = {
+        "model_cfg": {"vision_cfg": {"image_size": 224, "timm_model_name": tower}},
+        "preprocess_cfg": {"resize_mode": "longest"},  # is not done either, which matters less
+    }
     (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=f"The tower '{tower}' of timm, by .* is not computed here"):
         open_clip(tmp_path)
@@ -351,8 +369,9 @@ def test_a_size_with_both_sides_squashes_a_picture_also_before_a_crop_of_that_si
         assert (rule["image_size"], rule["margin"], rule["is_squashed"]) == (224, 0, True)
 
 
-def test_a_mean_may_be_one_number_for_all_channels() -> None:
-    assert huggingface_pixels({"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3], "resample": None}, name="a") == {
+def test_a_mean_may_be_one_number_for_all_channels_and_empty_values_state_nothing() -> None:
+    values = {"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3], "resample": None, "size": {}}
+    assert huggingface_pixels(values, name="a") == {
         "rgb_first": True,
         "mean": (0.5, 0.5, 0.5),
         "std": (0.5, 0.4, 0.3),
@@ -360,20 +379,20 @@ def test_a_mean_may_be_one_number_for_all_channels() -> None:
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "said"),
     [
-        {"size": {"shortest_edge": 224}, "do_center_crop": False},
-        {"size": {"height": 224, "width": 112}},
-        {"size": 224, "crop_size": 256},
-        {"size": {"height": 256, "width": 256}, "crop_size": 224},
-        {"size": {"longest_edge": 224}},
-        {"size": [224, 224]},
-        {"resample": 0},
-        {"do_normalize": False},
-        {"rescale_factor": 1 / 127.5},
-        {"rescale_factor": "1/255"},
+        ({"size": {"shortest_edge": 224}, "do_center_crop": False}, "Pictures by a are not square"),
+        ({"size": {"height": 224, "width": 112}}, "Pictures by a are not square"),
+        ({"size": 224, "crop_size": 256}, "Pictures by a are .* smaller than their crop"),
+        ({"size": {"height": 256, "width": 256}, "crop_size": 224}, "Pictures by a are .* squashed before it"),
+        ({"size": {"longest_edge": 224}}, "The size {'longest_edge': 224} of pictures in a is not read"),
+        ({"size": [224, 224]}, r"The size \[224, 224\] of pictures in a is not read"),
+        ({"resample": 0}, "The filter 0 in a is not computed"),
+        ({"do_normalize": False}, "without resizing or normalisation"),
+        ({"rescale_factor": 1 / 127.5}, "from another range than 0 to 255"),
+        ({"rescale_factor": "1/255"}, "from another range than 0 to 255"),
     ],
 )
-def test_preprocessing_that_is_not_done_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match=r"not done here|not computed here|not read here"):
+def test_preprocessing_that_is_not_done_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
         huggingface_pixels(values, name="a")

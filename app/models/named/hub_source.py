@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -30,10 +30,10 @@ _PART: Final = r"\w(?:[\w.-]*\w)?"  # of a repository's name
 _ADDRESS = re.compile(rf"hf:(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^/]+))?(?:/(?P<file>.+))?", re.ASCII)
 _MANIFEST: Final = "manifest.json"  # of a bundle, which has no other folders or formats
 _OPEN_CLIP: Final = "open_clip_config.json"  # without it, the weights of open_clip would be taken for OpenAI's
-_CONFIGS: Final = (_MANIFEST, "config.json", _OPEN_CLIP)  # of a folder with a model
 # Beside the weights: sizes, tokenizer, ends of answers, chat template, preprocessing.
 _BESIDE: Final = (
-    *_CONFIGS,
+    "config.json",
+    _OPEN_CLIP,
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
@@ -89,20 +89,31 @@ class HubSource:
 
     @property
     def _files(self) -> list[str]:
-        """The file, and all files of the split model that it is a part of, or the config of weights of open_clip."""
-        if self.file is None:
-            return []
-        place = Path(self.file)
-        beside = (
-            [place.with_name(_OPEN_CLIP)] if place.name.startswith(("open_clip_model.", "open_clip_pytorch")) else []
-        )
-        return [part.as_posix() for part in (*gguf_parts(place), *beside)]
+        """The file, or all files of the split model that it is a part of."""
+        return [] if self.file is None else [part.as_posix() for part in gguf_parts(Path(self.file))]
+
+    @property
+    def _beside(self) -> list[str]:
+        """The config of a file of open_clip, which a repository may lack."""
+        place = Path(self.file or "")
+        is_open_clip = place.name.startswith(("open_clip_model.", "open_clip_pytorch"))
+        return [place.with_name(_OPEN_CLIP).as_posix()] if is_open_clip else []
+
+    @property
+    def _configs(self) -> tuple[str, ...]:
+        """Configs, of which a folder with a model has one. That of open_clip describes a tower only."""
+        return ("config.json",) if self.needs_tokenizer else ("config.json", _OPEN_CLIP)
 
     def here(self) -> Path | None:
-        """The file, or a folder with all that is needed, in the cache."""
+        """The file, or a folder with all that is needed, in the cache.
+
+        Other programs may cache a file of open_clip without its config. Such a file counts offline, and if the
+        repository is known to have no config.
+        """
         if self.file is not None:
-            return self._cached(self.file) if all(map(self._cached, self._files)) else None
-        folders = (found.parent for found in map(self._cached, _CONFIGS) if found is not None)
+            is_settled = _hub().constants.HF_HUB_OFFLINE or None not in map(self._looked_up, self._beside)
+            return self._cached(self.file) if is_settled and all(map(self._cached, self._files)) else None
+        folders = (found.parent for found in map(self._cached, (_MANIFEST, *self._configs)) if found is not None)
         return next((folder for folder in folders if not self._missing_in(folder)), None)
 
     def _missing_in(self, folder: Path) -> list[str]:
@@ -121,8 +132,12 @@ class HubSource:
         return sorted(set(map(str, shards.values() if isinstance(shards, dict) else ())) - set(names))
 
     def _cached(self, name: str) -> Path | None:
-        found = _hub().try_to_load_from_cache(self.repo, name, revision=self.revision)
+        found = self._looked_up(name)
         return Path(found) if isinstance(found, str) else None
+
+    def _looked_up(self, name: str) -> Any:
+        """The path of a cached file; an object if the cache knows that the repository has none; else None."""
+        return _hub().try_to_load_from_cache(self.repo, name, revision=self.revision)
 
     def missing(self) -> Missing:
         """What is to be fetched, as the Hub says. Raises DownloadError."""
@@ -141,17 +156,18 @@ class HubSource:
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
         if absent := [name for name in self._files if name not in sizes]:
             raise DownloadError(f"{self.page} has no file `{absent[0]}`", hint=f"it has {_some(list(sizes))}")
-        return info, {name: sizes[name] for name in self._files or self._choose(list(sizes))}
+        beside = [name for name in self._beside if name in sizes]
+        return info, {name: sizes[name] for name in [*self._files, *beside] or self._choose(list(sizes))}
 
     def _choose(self, names: Sequence[str]) -> list[str]:
         """The files of a model that are needed, in one format. Raises DownloadError if there are no weights."""
         if _MANIFEST in names:
             return [name for name in names if "/" not in name and not name.startswith(".")]
         weights = next((found for kind in _WEIGHTS if (found := _matching(names, kind))), [])
-        configs = {"config.json"} if self.needs_tokenizer else {"config.json", _OPEN_CLIP}
-        if not configs & set(names) or not weights:
+        if not set(self._configs) & set(names) or not weights:
+            form = f"{' or '.join(self._configs)} beside safetensors"
             raise DownloadError(
-                f"{self.page} has no model of a form that is read here: config.json beside safetensors",
+                f"{self.page} has no model of a form that is read here: {form}",
                 hint=f"name one of its files as hf:{self.repo}/FILE; it has {_some(names)}",
             )
         return [*_matching(names, _BESIDE), *weights]
@@ -172,6 +188,9 @@ class HubSource:
         with self._errors():
             _hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=small or patterns)
             folder = Path(_hub().snapshot_download(self.repo, revision=self.revision, allow_patterns=patterns))
+            for name in set(self._beside) - set(sizes):
+                with suppress(_hub().errors.EntryNotFoundError):  # the cache remembers that there is none
+                    _hub().hf_hub_download(self.repo, name, revision=self.revision)
         damaged = [one for one in _checks(folder / name for name in missing) if one.fault]
         for one in damaged:
             Path(os.path.realpath(one.path)).unlink(missing_ok=True)
@@ -182,12 +201,14 @@ class HubSource:
 
     def check(self) -> Iterator[Check]:
         """Compare the files in the cache with their digests, which are the names that the cache gives their content."""
-        found = next(filter(None, map(self._cached, (self.file,) if self.file else _CONFIGS)), None)
+        names = (self.file,) if self.file else (_MANIFEST, *self._configs)
+        found = next(filter(None, map(self._cached, names)), None)
         if found is None:
             yield Check(path=self.folder() / (CACHED + self.repo.replace("/", "--")), fault="missing")
             return
         if self.file is not None:
-            yield from _checks(found.with_name(Path(name).name) for name in self._files)
+            beside = filter(self._cached, self._beside)
+            yield from _checks(found.with_name(Path(name).name) for name in (*self._files, *beside))
             return
         yield from (Check(path=found.parent / name, fault="missing") for name in self._missing_in(found.parent))
         folders = (found.parent, found.parent / "additional_chat_templates")

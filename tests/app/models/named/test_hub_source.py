@@ -96,27 +96,42 @@ def test_one_format_is_chosen(names: list[str], expected: list[str], hub: Hub) -
 
 
 @pytest.mark.parametrize("weights", ["open_clip_model.safetensors", "open_clip_pytorch_model.bin"])
-def test_weights_of_open_clip_arrive_with_their_config(weights: str, hub: Hub) -> None:
+def test_weights_of_open_clip_arrive_with_their_config(weights: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     config = "open_clip_config.json"
-    hub.repos["a/b"] = dict.fromkeys([weights, config, "README.md"], b"{}")
-    tower = HubSource(repo="a/b", needs_tokenizer=False)
+    hub.repos["a/b"] = dict.fromkeys([weights, config, "tokenizer.json", "README.md"], b"{}")
+    tower, llama = HubSource(repo="a/b", needs_tokenizer=False), HubSource(repo="a/b")
     folder = fetch(tower)
-    assert set(os.listdir(folder)) == {weights, config}
+    assert set(os.listdir(folder)) == {weights, config, "tokenizer.json"}
     assert tower.here() == folder
-    assert [check.fault for check in tower.check()] == ["", ""]
-    with pytest.raises(DownloadError, match=r"config\.json beside safetensors"):
-        fetch(HubSource(repo="a/b"))
+    assert [check.fault for check in tower.check()] == ["", "", ""]
+    assert (llama.here(), [check.fault for check in llama.check()]) == (None, ["missing"])
+    with pytest.raises(DownloadError, match=r"read here: config\.json beside safetensors"):
+        fetch(llama)
 
     # Other programs cache the weights alone, which tell neither activation nor heads.
     (folder / config).unlink()
     file = HubSource(repo="a/b", file=weights)
     assert file.here() is None
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert file.here() == folder / weights
     assert fetch(file) == file.here() == folder / weights
     assert (folder / config).is_file()
+    assert [check.fault for check in file.check()] == ["", ""]
 
     hub.repos["a/c"] = hub.repos["a/b"] | {"config.json": b"{}"}
     both = fetch(HubSource(repo="a/c", needs_tokenizer=False))
-    assert set(os.listdir(both)) == {"config.json", weights, config}
+    assert set(os.listdir(both)) == {"config.json", "tokenizer.json", weights, config}
+
+
+@pytest.mark.parametrize("folder", ["", "inner/"])
+def test_a_file_of_open_clip_is_complete_where_the_repository_has_no_config(folder: str, hub: Hub) -> None:
+    file = HubSource(repo="a/b", file=f"{folder}open_clip_pytorch_model.bin")
+    hub.repos["a/b"] = {str(file.file): b"weights"}
+    assert fetch(file) == file.here()
+    assert [check.fault for check in file.check()] == [""]
+    with pytest.raises(DownloadError, match=r"config\.json or open_clip_config\.json beside safetensors"):
+        fetch(HubSource(repo="a/b", needs_tokenizer=False))
 
 
 def test_a_file_and_a_bundle_arrive(hub: Hub, tmp_path: Path) -> None:
