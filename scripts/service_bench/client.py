@@ -25,9 +25,7 @@ class Reply:
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     text: str = ""
-    finish: str = ""
     code: str = ""  # of the error
-    num_tokens: int = 0
     first_token_s: float = 0.0
     total_s: float = 0.0
     started: float = 0.0  # by `time.perf_counter()`
@@ -113,8 +111,7 @@ def _take_whole(body: dict[str, Any], reply: Reply) -> None:
         reply.outcome, reply.code = "refused", str(body["error"]["code"])
         return
     (choice,) = body["choices"]
-    reply.outcome, reply.text, reply.finish = "answered", choice["message"]["content"], choice["finish_reason"]
-    reply.num_tokens = body["usage"]["completion_tokens"]
+    reply.outcome, reply.text = "answered", choice["message"]["content"]
 
 
 def _take_chunk(chunk: dict[str, Any], reply: Reply) -> None:
@@ -126,9 +123,6 @@ def _take_chunk(chunk: dict[str, Any], reply: Reply) -> None:
         if text and not reply.text:
             reply.first_token_s = time.perf_counter() - reply.started
         reply.text += text
-        reply.finish = choice["finish_reason"] or reply.finish
-    if chunk.get("usage"):
-        reply.num_tokens = chunk["usage"]["completion_tokens"]
 
 
 async def ask_once(host: str, port: int, body: bytes, *, timeout_s: float) -> Reply:

@@ -105,14 +105,14 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
         "others": dict(others),
         "requests_per_s": float(np.median(rates)),
         "rounds": rates,
-        "first_token_ms": percentiles_ms([second for sample in samples for second in sample.first_token_s]),
-        "total_ms": percentiles_ms([second for sample in samples for second in sample.total_s]),
+        "first_token_ms": _percentiles_ms([second for sample in samples for second in sample.first_token_s]),
+        "total_ms": _percentiles_ms([second for sample in samples for second in sample.total_s]),
         "client_cpu_share": float(np.mean([sample.client_cpu_share for sample in samples])),
         "server_cpu_share": float(np.mean([sample.server_cpu_share for sample in samples])),
     }
 
 
-def percentiles_ms(seconds: Sequence[float]) -> dict[str, float] | None:
+def _percentiles_ms(seconds: Sequence[float]) -> dict[str, float] | None:
     """p50 and p95 in milliseconds; None for no values."""
     if not seconds:
         return None

@@ -17,24 +17,16 @@ _START_S = 3.0  # about the time that a run needs to start and answer some pictu
 
 @dataclass(kw_only=True, slots=True)
 class KillReport:
-    """Counts over all jobs. `torn_lines` counts repairs; all counts after it should be zero."""
+    """Counts over all jobs; all counts after `most_begun_again` should be zero."""
 
     num_pictures: int
-    batch_size: int
     kills: int = 0  # kills of runs that had not ended
-    jobs: int = 0  # finished jobs
-    begun_again: list[int] = field(default_factory=list)  # for each kill: pictures that were begun without a record
-    torn_lines: int = 0  # torn lines at the end of the file, repaired by the next run
+    most_begun_again: int = 0  # after one kill: pictures that were begun without a record
     lost: int = 0
     doubled: int = 0
     different: int = 0  # answers that differ from an undisturbed run
     unreadable_lines: int = 0
     failed_runs: list[str] = field(default_factory=list)
-
-    @property
-    def most_begun_again(self) -> int:
-        """The largest number of pictures begun again after one kill."""
-        return max(self.begun_again, default=0)
 
 
 def kill_again_and_again(
@@ -57,7 +49,7 @@ def kill_again_and_again(
     _run(work, undisturbed, command).wait()
     expected = {record["picture"]: record["text"] for record in read_records(undisturbed)}
     assert set(expected) == {str(path) for path in pictures}, "the undisturbed run answers every picture"
-    report = KillReport(num_pictures=len(pictures), batch_size=batch_size)
+    report = KillReport(num_pictures=len(pictures))
     out = work / "killed.jsonl"
     while report.kills < kills:
         _one_run(report, work, out, command, draw=draw)
@@ -99,11 +91,10 @@ def _look(report: KillReport, work: Path, out: Path) -> None:
     lines = _lines(out) if out.exists() else []
     records = [parse_record(line) for line in lines]
     report.unreadable_lines += sum(record is None for record in records)
-    report.torn_lines += out.exists() and not out.read_bytes().endswith(b"\n") and out.stat().st_size > 0
     answered = {record["picture"] for record in records if record is not None}
     log = work / "begun"
     begun = set(log.read_text().splitlines()) if log.exists() else set()
-    report.begun_again.append(len(begun - answered))
+    report.most_begun_again = max(report.most_begun_again, len(begun - answered))
 
 
 def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *, expected: dict[str, str]) -> None:
@@ -116,7 +107,6 @@ def _settle(report: KillReport, work: Path, out: Path, command: Sequence[str], *
     report.lost += len(expected.keys() - counts.keys())
     report.doubled += sum(count - 1 for count in counts.values())
     report.different += sum(expected.get(picture) != text for picture, text in answers)
-    report.jobs += 1
     out.unlink()
     out.with_name(f"{out.name}.manifest.json").unlink()
 

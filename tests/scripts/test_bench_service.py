@@ -22,8 +22,8 @@ def chunked(*events: object) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
 
 
-def delta(text: str, *, finish: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"delta": {"content": text}, "finish_reason": finish}]}
+def delta(text: str) -> dict[str, Any]:
+    return {"choices": [{"delta": {"content": text}}]}
 
 
 def whole(content: dict[str, Any], *, status: str = "200 OK", more: str = "") -> bytes:
@@ -63,13 +63,11 @@ def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_answers(is_streamed: bool) -> None:
-    usage = {"usage": {"completion_tokens": 2}}
-    deltas = (delta(""), delta("a "), delta("star"), delta("", finish="stop"), {"choices": [], **usage}, "[DONE]")
-    choice = {"message": {"content": "a star"}, "finish_reason": "stop"}
+    deltas = (delta(""), delta("a "), delta("star"), delta(""), {"choices": [], "usage": {}}, "[DONE]")
     streamed = STREAM_HEAD + chunked(*deltas) + b"0\r\n\r\n"
-    reply = asked(streamed if is_streamed else whole({"choices": [choice], **usage}))
+    reply = asked(streamed if is_streamed else whole({"choices": [{"message": {"content": "a star"}}]}))
 
-    assert (reply.outcome, reply.text, reply.finish, reply.num_tokens) == ("answered", "a star", "stop", 2)
+    assert (reply.outcome, reply.text) == ("answered", "a star")
     assert is_streamed == (reply.first_token_s > 0)
     assert reply.first_token_s <= reply.total_s
 

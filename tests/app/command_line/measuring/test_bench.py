@@ -86,7 +86,12 @@ def test_table_json_and_plot_are_made_of_one_result(tmp_path: Path) -> None:
         write_plot(result, str(tmp_path / name))
 
     assert result.model == "embedded"
-    assert json.loads(json.dumps(result.to_dict()))["model"] == "embedded"
+    plain = json.loads(json.dumps(result.to_dict()))
+    assert plain["model"] == "embedded"
+    assert set(plain["batches"][0]) == {
+        *("batch_size", "pictures_per_s", "pictures_per_s_rounds", "tokens_per_s", "latency_p50_ms", "latency_p95_ms"),
+        *("stages_ms", "programs", "bounds", "bound_by", "busy_cpus", "warm_up_s", "num_warm_up_pictures"),
+    }
     assert "embedded" in format_table(result)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "plot.svg").read_text(encoding="utf-8")
