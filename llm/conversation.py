@@ -31,5 +31,5 @@ def format_conversation(turns: Sequence[Turn]) -> str:
     """
     system = "\n".join(text for role, text in turns if role == "system" and text) or _SYSTEM
     said = [(role, text) for role, text in (*_EXAMPLE, *turns) if role != "system" and text]
-    parts = [system, *(f"{_NAMES[role]}: {str.__str__(text)}" for role, text in said), f"{_NAMES['assistant']}:"]
+    parts = [system, *(f"{_NAMES[role]}: {text}" for role, text in said), f"{_NAMES['assistant']}:"]
     return SEPARATOR.join(parts)

@@ -1,5 +1,7 @@
 """The instruction templates that the adapters were trained with."""
 
+from llama_adapter.runtime.text import plain_text
+
 _HEAD = "Below is an instruction that describes a task"
 _TASK = "Write a response that appropriately completes the request."
 
@@ -11,8 +13,8 @@ def format_prompt(instruction: str, input: str | None = None) -> str:
     the last colon. A member of an enum that is a text stands for its value, not for its name.
     """
     if input is None:
-        return f"{_HEAD}. {_TASK}\n\n### Instruction:\n{str.__str__(instruction)}\n\n### Response:"
+        return f"{_HEAD}. {_TASK}\n\n### Instruction:\n{plain_text(instruction)}\n\n### Response:"
     return (
         f"{_HEAD}, paired with an input that provides further context. {_TASK}\n\n"
-        f"### Instruction:\n{str.__str__(instruction)}\n\n### Input:\n{str.__str__(input)}\n\n### Response:"
+        f"### Instruction:\n{plain_text(instruction)}\n\n### Input:\n{plain_text(input)}\n\n### Response:"
     )

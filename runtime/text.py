@@ -2,7 +2,9 @@
 
 import os
 import re
-from typing import Final
+from typing import Final, TypeVar
+
+Value = TypeVar("Value")
 
 # Characters that a terminal interprets or that break a line: control characters, line and paragraph separators, marks
 # of the reading direction, and lone surrogates, which UTF-8 cannot encode. Other spaces, joiners and unassigned
@@ -24,6 +26,14 @@ def shown_name(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str
     except UnicodeEncodeError:  # a lone surrogate that does not stand for a byte, so this is not a file's name
         encoded = str(name).encode(errors="backslashreplace")
     return shown_text(encoded.decode(errors="backslashreplace"))
+
+
+def plain_text(value: Value) -> Value:
+    """A text without its own class: of an enum's member, the value, while formatting gives the name.
+
+    Other values are returned unchanged.
+    """
+    return str.__str__(value) if isinstance(value, str) else value  # type: ignore[return-value]
 
 
 def one_line(text: str) -> str:

@@ -103,7 +103,9 @@ def load_picture(
     if isinstance(source, Image.Image):
         name = "the given PIL image" if name is None else f"`{shown_name(name)}`"
         _check_pixels(source.size, name=name, max_pixels=max_pixels)
-        if getattr(source, "tile", None) and getattr(source.fp, "closed", True):  # type: ignore[attr-defined]
+        file = getattr(source, "fp", None)
+        # Tiles come second: another thread may have decoded it meanwhile, which ends them and then the file.
+        if (file is None or getattr(file, "closed", False)) and getattr(source, "tile", None):
             raise PictureError("unreadable", f"The file of {name} was closed before its pixels were read: load it.")
         image, is_damaged = _decoded(source, name=name, answers=answers)
         width, height = image.size

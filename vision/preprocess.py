@@ -22,6 +22,8 @@ _FILTERS: Final[dict[Resample, tuple[Image.Resampling, int]]] = {
     "lanczos": (Image.Resampling.LANCZOS, 3),
 }
 
+FLOAT_RANGES: Final = "0 to 1, or 0 to 255 with a largest value of at least 2"
+
 # Modes that Pillow cannot resize, or resizes differently from common modes -> the equivalent common mode.
 _COMMON_MODE: Final = {"La": "LA", "PA": "RGBA", "RGBa": "RGBA"}
 
@@ -46,7 +48,7 @@ def preprocess(
     There are two differences from CLIP, and from the image processors that other rules follow:
 
     - Values of more than 8 bits are scaled, while Pillow clips them at 255. 16-bit values keep their high byte. 32-bit
-      integers are treated as 8 bits if all fit, else as 16 bits; floats as 0..1 if all fit, else as 0..255.
+      integers are treated as 8 bits if all fit, else as 16 bits; floats as in `float_levels`.
     - If the ratio of sides exceeds 64, only the neighbourhood of the centre is resampled, which may alter rounding.
 
     `convert="first"` converts to RGB before resizing by any rule, as programs with OpenCV do. The released adapters
@@ -156,7 +158,7 @@ def _in_common_mode(image: Image.Image, *, name: str) -> Image.Image:
     if mode == "F":
         values = np.asarray(image)
         if (levels := float_levels(values)) is None:
-            raise _out_of_range(f"{values.min():g} to {values.max():g}", wanted="0 to 1 or 0 to 255", name=name)
+            raise _out_of_range(f"{values.min():g} to {values.max():g}", wanted=FLOAT_RANGES, name=name)
         return Image.fromarray(levels)
     return image
 
@@ -172,10 +174,12 @@ def _integers_to_8_bit(values: NDArray[np.int32], *, name: str) -> NDArray[np.ui
     return values.astype(np.uint8) if high <= 255 else _high_byte(values)
 
 
+@np.errstate(all="ignore")
 def float_levels(values: NDArray[np.floating[Any]]) -> NDArray[np.uint8] | None:
-    """Floats of 0 to 1, or else of 0 to 255, rounded to whole levels; None if they have neither range.
+    """Floats in one of FLOAT_RANGES, rounded to whole levels; None for others.
 
-    1.0000001, as after undoing a normalisation, is in the range; 1.1 is not, and as 0 to 255 it would be black.
+    Rounding errors are in the range, as 1.0000001 after undoing a normalisation. With a largest value of 1.1, the range
+    is not known: an enlarged picture of 0 to 1 may have it, and as 0 to 255 it would be black.
     """
     low, high = float(values.min(initial=0)), float(values.max(initial=0))
     scale = 255 if high * 255 < 255.4 else 1  # what rounds to 255 belongs to it

@@ -348,23 +348,26 @@ class Captioner:
 
     def caption(self, picture: Pictures, **options: Unpack[AskOptions]) -> Answer:
         """Describe one picture, or several together as in `ask`. The parameters are those of `generate`."""
-        return self.generate(self._only(picture), **options)[0]
+        return _answers(list(self._stream(partial(self._only, picture), **options)))[0]
 
     def ask(self, picture: Pictures, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
         """Answer a question about one picture, or about several together if the model sees pictures as tokens.
 
         The parameters are those of `generate`. Raises ValueError for several pictures if the model sees one.
         """
-        return self.generate(self._only(picture), [question], **options)[0]
+        return _answers(list(self._stream(partial(self._only, picture), [question], **options)))[0]
 
     def _only(self, picture: Pictures) -> list[GivenPicture]:
-        given = given_pictures(picture, allowed=self.allowed_hosts, reader=self.reader)
+        given = self._given(picture)
         if len(given) > 1 and self.info.picture_format is not None:
             names = [f"picture {index}" if one.name is None else one.name for index, one in enumerate(given)]
             return [GivenPicture(given[0].source, " and ".join(names), tuple(one.source for one in given[1:]))]
         if len(given) != 1:
             raise ValueError(f"Wanted one picture, got {len(given)}: `generate` answers for several")
         return given
+
+    def _given(self, pictures: Pictures) -> list[GivenPicture]:
+        return given_pictures(pictures, allowed=self.allowed_hosts, reader=self.reader)
 
     def generate(
         self,
@@ -377,11 +380,12 @@ class Captioner:
         A picture that cannot be read gives an answer with `error`; the others are not affected.
 
         Parameters:
-            pictures: one or several: paths, http(s) addresses of `allowed_hosts`, bytes of picture files, binary files,
-                PIL images, and arrays or tensors of pixels. A folder stands for the pictures in it, a pattern such as
-                `"photos/**/*.jpg"` for its matches, a tar archive for its members, a prefix file or folder for the
-                pictures that `llama-adapter encode` encoded. Iterators are read to their end first. Pixels are RGB of
-                any size, uint8 or floats (0 to 1, or 0 to 255), (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
+            pictures: one or several: paths, http(s) addresses of `allowed_hosts`, data URIs, bytes of picture files,
+                binary files, PIL images, and arrays or tensors of pixels. A folder stands for the pictures in it, a
+                pattern such as `"photos/**/*.jpg"` for its matches, a tar archive for its members, a prefix file or
+                folder for the pictures that `llama-adapter encode` encoded. Iterators are read to their end first.
+                Pixels are RGB of any size, uint8 or floats (0 to 1, or 0 to 255), (H, W, 3) or (3, H, W), or
+                (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
                 an instruction, a `RawPrompt`, or in a list a pair (instruction, input) or a list of token ids.
             choices: at least two different texts; the answer is the most likely one. `Answer.choice` has the
@@ -488,10 +492,23 @@ class Captioner:
         end, or close it. Until then, calls from other threads wait, and a call from the same thread raises
         RuntimeError.
         """
+        return self._stream(partial(self._given, pictures), prompts, choices=choices, task=task, **options)
+
+    def _stream(
+        self,
+        given: Callable[[], list[GivenPicture]],
+        prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
+        *,
+        choices: Sequence[str] | None = None,
+        task: Task | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Generator[Event]:
         self.info.require_sight()
         task = _task_of(task, choices)
-        given = given_pictures(pictures, allowed=self.allowed_hosts, reader=self.reader)
-        items = work_items(given, prompts, default_prompt=self.info.default_prompt, task=task)
+
+        def items() -> list[WorkItem]:
+            return work_items(given(), prompts, default_prompt=self.info.default_prompt, task=task)
+
         return self._stream_items(items, **options)
 
     def generate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
@@ -519,8 +536,8 @@ class Captioner:
         **options: Unpack[RunOptions],
     ) -> Generator[Event]:
         """As `generate_text`, token by token: yields a `TextDelta` for each new text, and each complete `Answer`."""
-        items = text_items(prompts, text_prefix=self.info.text_prefix(text_prefix), task=_task_of(task, choices))
-        return self._stream_items(items, **options)
+        prefix, task = self.info.text_prefix(text_prefix), _task_of(task, choices)
+        return self._stream_items(partial(text_items, prompts, text_prefix=prefix, task=task), **options)
 
     async def agenerate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
         """As `generate_text`, for an event loop; see `agenerate`."""
@@ -533,7 +550,7 @@ class Captioner:
 
     def _stream_items(
         self,
-        items: Sequence[WorkItem],
+        given_items: Callable[[], Sequence[WorkItem]],
         *,
         n: int = 1,
         logprobs: int | None = None,
@@ -546,15 +563,22 @@ class Captioner:
         if not isinstance(clock, StageClock | None):
             raise TypeError(f"clock must be a StageClock of `profile_clock`, got {clock!r}")
         params = SamplingParams(**sampling)
+        count = whole_number("n", n, least=1)
+        num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
+        bar = import_module("tqdm.auto").tqdm if progress else None
+        clock = clock or StageClock()
+        clock.enter("read")  # the images of an iterator
+        try:
+            items = given_items()
+        finally:
+            clock.stop()
         for item in items:
             for question in item.questions:  # errors must come before any work
                 grids = self.least_grids(item.num_pictures)
                 self.encode_prompt(question.prompt, question.task, sampling=params, grids=grids)
-        items = [item.repeated(whole_number("n", n, least=1)) for item in items]
-        num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
-        bar = import_module("tqdm.auto").tqdm if progress else None
+        items = [item.repeated(count) for item in items]
         events = self.run(items, sampling=params, logprobs=num_top, clock=clock)
-        return events if bar is None else _shown(events, bar=partial(bar, total=n * len(items), unit="answer"))
+        return events if bar is None else _shown(events, bar=partial(bar, total=count * len(items), unit="answer"))
 
     def run(
         self,
@@ -640,9 +664,7 @@ class Captioner:
         """
         self._require_open()
         self._refuse_own_thread()
-        while not self._turn.acquire(timeout=5.0):
-            gc.collect()  # as in `_refuse_own_thread`
-        try:
+        with self._turn:
             clock.trace = self._trace
             loop = CaptionLoop(
                 vision=self._vision,
@@ -654,8 +676,8 @@ class Captioner:
                 ood_detector=self._ood_detector,
                 makes_tokens=self.info.picture_format is not None,
             )
-            self._running_in = threading.get_ident()
             try:
+                self._running_in = threading.get_ident()
                 yield loop
             except BaseException:
                 with suppress(RankError):  # if ranks have failed, closing fails too
@@ -663,9 +685,8 @@ class Captioner:
                 raise
             else:
                 loop.close()
-        finally:
-            self._running_in = None
-            self._turn.release()
+            finally:
+                self._running_in = None
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -1,9 +1,9 @@
 """Turns the values that users pass as pictures into one source per picture."""
 
-import base64
+import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from PIL import Image
 
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
+from llama_adapter.app.pictures.inputs.data_uris import is_data_uri, read_data_uri
 from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl
 from llama_adapter.app.pictures.reading.reader import PictureReading, Reader
@@ -21,14 +22,15 @@ from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 from llama_adapter.vision.image import PictureSource
-from llama_adapter.vision.preprocess import float_levels
+from llama_adapter.vision.preprocess import FLOAT_RANGES, float_levels
 
 if TYPE_CHECKING:  # jobs plan their work without torch
     from torch import Tensor
 
-_ADDRESS = re.compile(r"https?://", re.IGNORECASE)
+_ADDRESS = re.compile(r"https?://|data:", re.IGNORECASE)
 _TAKEN = (
-    "a path, folder, pattern or http(s) address, bytes, a binary file, a PIL image, or an array or tensor of pixels"
+    "a path, folder, pattern, http(s) address or data URI, bytes, a binary file, a PIL image, or an array or tensor of "
+    "pixels"
 )
 
 
@@ -52,21 +54,28 @@ def given_pictures(
     """One or several pictures as a list, in order. Folders, patterns, archives and batches give several each.
 
     Open files are read from their beginning. A `reader` reads images of an iterator at once, as its next step may
-    change or close them; others may be in use in another thread. Raises TypeError for anything that is not a picture,
-    ValueError for arrays of another shape or range, and OSError of an open file.
+    change or close them. Raises TypeError for anything that is not a picture, ValueError for arrays of another shape or
+    range or with masked pixels and for closed files, and OSError of an open file.
     """
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "OUT":
         given = given.tolist()  # paths of a table
     is_one = is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable)
-    at_once = None if is_one or isinstance(given, Sequence) else reader
+    at_once = reader if isinstance(given, Iterator) else None
     found: list[GivenPicture] = []
     for index, one in enumerate([given] if is_one else given):  # type: ignore[arg-type]
         advice = ": give several as a list" if isinstance(given, Mapping) else "" if is_one else f" at index {index}"
         for picture in _expanded(one, allowed=allowed, advice=advice):
-            if at_once is not None and isinstance(picture.source, Image.Image):
-                picture = replace(picture, source=at_once.read(picture.source))
+            if at_once is not None:
+                picture = read_image(picture, at_once, label=f"picture {len(found)}")
             found.append(picture)
     return found
+
+
+def read_image(picture: GivenPicture, reader: Reader, *, label: str) -> GivenPicture:
+    """A given image, read before it may change; other pictures unchanged. Messages call one without a name `label`."""
+    if not isinstance(picture.source, Image.Image):
+        return picture
+    return replace(picture, source=reader.read(picture.source, name=picture.name or label))
 
 
 def is_one_picture(given: object) -> bool:
@@ -83,12 +92,11 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
             yield GivenPicture(given)
         case bytearray() | memoryview():
             yield GivenPicture(bytes(given))
-        case str() if given[:5].lower() == "data:" and ";base64," in given[:128]:
-            yield GivenPicture(base64.b64decode(given.partition(",")[2] + "=="))
         case str() | os.PathLike():
             name = os.fsdecode(given)
             if isinstance(given, str) and _ADDRESS.match(name) and not os.path.lexists(name):
-                yield GivenPicture(_remote(name, allowed=allowed), name)
+                is_data = is_data_uri(name)
+                yield GivenPicture(_contained(name)) if is_data else GivenPicture(_remote(name, allowed=allowed), name)
                 return
             for found in read_inputs(InputSpec(paths=(name,))):
                 assert found.source is not None, "a path names a picture"
@@ -103,10 +111,15 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
                 raise TypeError(f"A tensor of pixels is dense, got {form}: call `to_dense()`, or load it") from None
             yield from _pictures_of_array(pixels)
         case np.ndarray():
+            if np.ma.is_masked(given):
+                raise ValueError("An array of pixels has masked pixels: give them a colour, `pixels.filled(255)`")
             yield from _pictures_of_array(np.asarray(given))
         case _ if hasattr(given, "read"):
-            file = getattr(given, "buffer", given)  # one that is open for text has its bytes there
-            with suppress(AttributeError, OSError):  # it was read or written before; Pillow begins there too
+            # A file that is open for text has its bytes in `buffer`.
+            file = getattr(given, "buffer", given) if isinstance(given, io.TextIOBase) else given
+            with suppress(
+                AttributeError, OSError, ValueError
+            ):  # it was read or written before; Pillow begins there too
                 file.seek(0)
             data = file.read(DEFAULT_MAX_BYTES + 1)
             if not isinstance(data, bytes):
@@ -115,6 +128,13 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
             yield GivenPicture(data, own_name if isinstance(own_name, str) else None)
         case _:
             raise TypeError(f"A picture is {_TAKEN}, got {type(given).__name__}{advice}")
+
+
+def _contained(uri: str) -> bytes | PictureReading:
+    try:
+        return read_data_uri(uri, max_bytes=DEFAULT_MAX_BYTES)
+    except FetchError as error:
+        return PictureReading(error=AnswerError(code=error.code, message=error.message))
 
 
 def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture | PictureReading:
@@ -148,7 +168,7 @@ def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
     levels = pixels if pixels.dtype == np.uint8 else float_levels(pixels)
     if levels is None:
         raise ValueError(
-            f"Pixels as floats are 0 to 1 or 0 to 255, got {pixels.min():g} to {pixels.max():g}: "
+            f"Pixels as floats are {FLOAT_RANGES}, got {pixels.min():g} to {pixels.max():g}: "
             "give them before normalisation, clipped to their range"
         )
     for picture in levels if levels.ndim == 4 else [levels]:

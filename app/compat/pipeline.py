@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.pictures import given_pictures, is_one_picture
+from llama_adapter.app.captioning.pictures import given_pictures, is_one_picture, read_image
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta, answers_to_pandas
 from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.registry import get_task, tasks
@@ -23,10 +23,12 @@ from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
+from llama_adapter.app.pictures.inputs.data_uris import is_data_uri, read_data_uri
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import whole_number
 from llama_adapter.runtime.settings.setting import nearest
+from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
 TEXT = "text_generation"
 _ALIASES = {
@@ -277,7 +279,8 @@ class Pipeline:
         return text_items(prompts, text_prefix=self.captioner.info.text_prefix(), task=task)
 
     def _picture_items(self, inputs: Iterable[Any], options: "_Options") -> list[WorkItem]:
-        entry = get_task(self.task)
+        entry, reader = get_task(self.task), self.captioner.reader
+        may_change = isinstance(inputs, Iterator)  # the next step of an iterator may change or close an image
         items: list[WorkItem] = []
         for given in inputs:
             values = dict(options.values)
@@ -295,12 +298,11 @@ class Pipeline:
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
             if self._image_processor is not None:
                 picture = self._image_processor(_opened(picture))
-            if is_one_picture(picture) and not isinstance(inputs, Sequence):
-                picture = iter([picture])
-            for found in given_pictures(picture, allowed=self.captioner.allowed_hosts, reader=self.captioner.reader):
+            for found in given_pictures(picture, allowed=self.captioner.allowed_hosts, reader=reader):
                 index = len(items)
                 work = WorkQuestion(index=index, prompt=prompt, task=question.task)
                 label = f"picture {index}" if found.name is None else found.name
+                found = read_image(found, reader, label=label) if may_change else found
                 items.append(WorkItem(picture=found.source, label=label, questions=(work,)))
         return items
 
@@ -419,7 +421,9 @@ def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
 
 
 def _opened(picture: Any) -> Any:
-    """A path or the bytes of a file as a PIL image. Other pictures are returned unchanged."""
+    """A path, a data URI or the bytes of a file as a PIL image. Other pictures are returned unchanged."""
+    if isinstance(picture, str) and is_data_uri(picture):
+        picture = read_data_uri(picture, max_bytes=DEFAULT_MAX_BYTES)
     if isinstance(picture, (str, os.PathLike)):
         return Image.open(picture)
     return Image.open(io.BytesIO(picture)) if isinstance(picture, (bytes, bytearray, memoryview)) else picture

@@ -23,6 +23,7 @@ from llama_adapter.llm.runners.base import (
     ScorePlan,
     WarmUp,
 )
+from llama_adapter.runtime.devices.transfer import shared
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 _Value = TypeVar("_Value")
@@ -88,7 +89,7 @@ class LeadingRunner:
         return self._failure is None
 
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
-        query_BQD = torch.as_tensor(visual_query_BQD)
+        query_BQD = shared(visual_query_BQD)
         numbers = [_Number(next(self._numbers), self._unused) for _ in query_BQD]
         command = {"do": "project", "shape": list(query_BQD.shape), "numbers": [number.value for number in numbers]}
         prefixes = self._together(
@@ -199,7 +200,7 @@ def _embeddings(plan: Plan) -> list[Tensor]:
         return _embeddings(plan.prefill)
     if isinstance(plan, DecodePlan):
         return []
-    return [torch.as_tensor(picture.embeddings_SD).float().cpu() for own in plan.pictures for picture in own]
+    return [shared(picture.embeddings_SD).float().cpu() for own in plan.pictures for picture in own]
 
 
 def _numbers(prefixes: Sequence[Prefix]) -> list[int]:

@@ -34,6 +34,7 @@ from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict, sum
 from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_positions
 from llama_adapter.llm.runners.shapes import EXACT, Shapes, padded
 from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.devices.transfer import shared
 from llama_adapter.runtime.operators import ATEN, Operators, StepOperators, capped
 from llama_adapter.runtime.ranks import ALONE
 
@@ -164,7 +165,7 @@ class EagerRunner:
 
     @torch.inference_mode()
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
-        visual_query_BQD = torch.as_tensor(visual_query_BQD)
+        visual_query_BQD = shared(visual_query_BQD)
         num_pictures = len(visual_query_BQD)
         num_rows = self._shapes.rows(num_pictures, limit=max(num_pictures, self.config.num_slots))
         padding = visual_query_BQD[-1:].expand(num_rows - num_pictures, -1, -1)
@@ -406,7 +407,7 @@ class EagerRunner:
             rows = _each([self._shapes.step_rows(needed, limit=num_slots) for needed in range(1, num_slots + 1)])
             lengths = _each([self._length(needed) - self._start for needed in range(1, longest + 1)])
         sizes = self.config.decoder
-        prefixes = self.project_prefix(torch.zeros(num_slots, sizes.num_queries, sizes.dim))
+        prefixes = self.project_prefix(torch.zeros(num_slots, sizes.num_queries, sizes.dim, device="cpu"))
         prompt = [0] * min(prompt_tokens, context)
         num_programs = 0
         for num_rows in rows:
@@ -447,7 +448,7 @@ class EagerRunner:
         x_RSD = self._decoder.embed(tokens_RS)
         for x_SD, own in zip(x_RSD, pictures, strict=False):
             for picture in own:
-                x_SD[picture.start : picture.stop] = torch.as_tensor(picture.embeddings_SD).to(x_SD)
+                x_SD[picture.start : picture.stop] = shared(picture.embeddings_SD).to(x_SD)
         return x_RSD
 
     def _column(self, values: Sequence[int], *, num_rows: int, fill: int = 0) -> Tensor:

@@ -57,7 +57,8 @@ class ForeignRunner:
         raise NotImplementedError("models of transformers take no pictures")
 
     def empty_prefix(self) -> Prefix:
-        return Prefix(torch.zeros(0, 1, 1, 0, 2), torch.zeros(0, 1, 1, 0, 2))
+        nothing = torch.zeros(0, 1, 1, 0, 2, device="cpu")
+        return Prefix(nothing, nothing)
 
     def run(self, plan: Plan) -> Result:
         match plan:

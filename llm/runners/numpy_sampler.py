@@ -21,6 +21,7 @@ def choose(logits_TV: np.ndarray, draws: Sequence[Draw | None]) -> list[int]:
     return [_choose(logits_V, draw) for logits_V, draw in zip(logits_TV, draws, strict=True)]
 
 
+@np.errstate(all="ignore")
 def log_softmax(logits_TV: np.ndarray) -> np.ndarray:
     """Log-probabilities (T, V), float32."""
     shifted_TV = logits_TV - logits_TV.max(-1, keepdims=True)

@@ -18,6 +18,11 @@ def upload(values: Numbers, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
+def shared(values: Tensor | np.ndarray) -> Tensor:
+    """A tensor itself, or one that shares an array's memory. Torch's default device has no effect."""
+    return values if isinstance(values, Tensor) else torch.from_numpy(values)
+
+
 def fetch(values: Tensor) -> Callable[[], Tensor]:
     """Begin to copy a tensor to the host; the function that is returned waits for the copy.
 

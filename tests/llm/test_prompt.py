@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,11 @@ def test_an_empty_string_is_an_input() -> None:
 
 def test_braces_are_plain_text() -> None:
     assert "\n{instruction} {0}\n" in format_prompt("{instruction} {0}", "{input}")
+
+
+def test_other_values_are_formatted_as_python_does() -> None:
+    number: Any = 5
+    assert "\n5\n" in format_prompt(number)
 
 
 def test_a_question_follows_the_example() -> None:

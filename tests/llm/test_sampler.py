@@ -25,6 +25,7 @@ from llama_adapter.llm.engine.sequence import Sequence
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
 from llama_adapter.llm.runners.numpy_sampler import choose as choose_on_host
+from llama_adapter.llm.runners.numpy_sampler import log_softmax
 from llama_adapter.llm.runners.sampler import choose, predict
 from tests.llm.toys import Alternating, kept_distribution
 
@@ -145,6 +146,13 @@ def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     assert (draw is None) == (temperature < 1e-6)
     with np.errstate(all="raise"):  # as notebooks of numerics set it
         assert sample_by_both(logits, [draw] * 3) == logits.argmax(-1).tolist()
+
+
+def test_log_probabilities_do_not_depend_on_numpys_error_state() -> None:
+    logits = torch.tensor([[0.0, -95.0, -200.0], [float("inf"), 0.0, 0.0]])
+    with np.errstate(all="raise"):
+        found = log_softmax(logits.numpy())
+    np.testing.assert_allclose(found[0], logits[0].log_softmax(-1))
 
 
 def test_row_that_is_not_finite_has_no_token() -> None:

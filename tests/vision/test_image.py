@@ -294,6 +294,20 @@ def test_cut_off_files_are_refused_or_complete(kind: str) -> None:
     assert refusal(data[: len(data) // 2]).code == "truncated"
 
 
+class ReadSeekTell:
+    """A file with what Pillow needs, and no `closed`."""
+
+    def __init__(self, data: bytes) -> None:
+        file = BytesIO(data)
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+
+
+def test_an_image_from_a_file_without_closed_is_decoded() -> None:
+    data = saved(scene(width=31, height=17), "PNG")
+    loaded = load_picture(Image.open(ReadSeekTell(data)))  # type: ignore[arg-type]
+    assert np.array_equal(np.asarray(loaded.image), np.asarray(Image.open(BytesIO(data))))
+
+
 def test_truncated_pictures_stay_refused_when_given_as_pil_images() -> None:
     data = (GOLDEN / "images" / "shapes_200x300.jpg").read_bytes()
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False

@@ -155,7 +155,7 @@ def test_sixteen_bit_files_are_not_clipped_to_white(suffix: str, tmp_path: Path)
     assert np.array_equal(preprocess(load_picture(path).image)[:, :, 0], values >> 8)
 
 
-@pytest.mark.parametrize("top", [1.0, 1.001, 255.0])
+@pytest.mark.parametrize("top", [1.0, 1.001, 2.0, 255.0])
 def test_floats_are_fractions_or_levels_and_small_integers_are_levels(top: float) -> None:
     values = np.broadcast_to(np.linspace(0, top, 224, dtype=np.float32), (224, 224)).copy()
     pixels = preprocess(Image.fromarray(values))
@@ -172,6 +172,9 @@ def test_floats_are_fractions_or_levels_and_small_integers_are_levels(top: float
         np.full((9, 9), -0.5, np.float32),
         np.full((9, 9), 256.5, np.float32),
         np.full((9, 9), 1.1, np.float32),
+        np.full((9, 9), 1.99, np.float32),
+        np.linspace(-2.1, 2.6, 81, dtype=np.float32).reshape(9, 9),
+        np.linspace(-100, 200, 81, dtype=np.float32).reshape(9, 9),
         np.full((9, 9), np.nan, np.float32),
         np.full((9, 9), np.inf, np.float32),
         np.full((9, 9), np.finfo(np.float32).min),

@@ -14,6 +14,7 @@ from llama_adapter.app.captioning.tasks.prompts import EncodedPrompt
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.runtime.given import split_choices
+from llama_adapter.runtime.text import plain_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def choosing(choices: Iterable[str] | None) -> Task:
         return FREE_TEXT
     if isinstance(choices, str) or not isinstance(choices, Iterable):
         raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
-    texts = tuple(str.__str__(text) if isinstance(text, str) else text for text in choices)  # no members of an enum
+    texts = tuple(map(plain_text, choices))
     return _one_of(texts) if all(isinstance(text, str) for text in texts) else OneOf(texts)
 
 

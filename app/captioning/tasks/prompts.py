@@ -13,6 +13,7 @@ from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_con
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.picture_format import Grid, PictureFormat, num_squares
 from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.runtime.text import plain_text
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer
     from llama_adapter.llm.chat import ChatFormat
@@ -32,6 +33,9 @@ class RawPrompt:
 
     text: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", plain_text(self.text))
+
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
@@ -49,7 +53,10 @@ class Dialogue:
     values: str = ""
 
     def __post_init__(self) -> None:  # JSON has lists
-        object.__setattr__(self, "turns", tuple(tuple(turn) if isinstance(turn, list) else turn for turn in self.turns))
+        turns = (tuple(map(plain_text, turn)) if isinstance(turn, (list, tuple)) else turn for turn in self.turns)
+        object.__setattr__(self, "turns", tuple(turns))
+        object.__setattr__(self, "question", plain_text(self.question))
+        object.__setattr__(self, "pictures", tuple(map(tuple, self.pictures)))
 
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
@@ -243,9 +250,9 @@ def shown_prompt(prompt: Prompt) -> str:
     """A prompt as shown in records; "" for token ids, which only a tokenizer can decode."""
     match prompt:
         case str(text) | RawPrompt(str(text)) | (str(text), None) | Dialogue(question=str(text)):
-            return str.__str__(text)  # of a member of an enum, its value
+            return plain_text(text)
         case (str(instruction), str(given)):
-            return f"{instruction}\n{given}"
+            return f"{plain_text(instruction)}\n{plain_text(given)}"
         case _:
             return ""
 

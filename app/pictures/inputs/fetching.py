@@ -15,7 +15,14 @@ from urllib.parse import urljoin
 
 import httpcore
 
-from llama_adapter.app.pictures.inputs.urls import AllowedHost, FetchError, PictureUrl, check_allowed, is_public
+from llama_adapter.app.pictures.inputs.urls import (
+    AllowedHost,
+    FetchError,
+    PictureUrl,
+    check_allowed,
+    is_public,
+    too_large,
+)
 
 MAX_REDIRECTS = 3
 MAX_FETCHES = 8  # at once; each holds at most one picture in memory
@@ -113,12 +120,12 @@ async def _read_body(response: httpcore.Response, *, max_bytes: int) -> bytes:
         raise _failed("has a content encoding")
     announced = _header(response, b"content-length")
     if announced is not None and announced.isdecimal() and int(announced[:20]) > max_bytes:
-        raise _too_large(f"{int(announced[:20]):,} bytes", max_bytes=max_bytes)
+        raise too_large(f"{int(announced[:20]):,} bytes", max_bytes=max_bytes)
     body = bytearray()
     async for chunk in response.aiter_stream():
         body += chunk
         if len(body) > max_bytes:
-            raise _too_large("more", max_bytes=max_bytes)
+            raise too_large("more", max_bytes=max_bytes)
     if not body:
         raise FetchError("The picture is empty.", code="empty_image_file")
     return bytes(body)
@@ -158,11 +165,6 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
 def _header(response: httpcore.Response, name: bytes) -> str | None:
     values = [value for key, value in response.headers if key.lower() == name]
     return values[0].decode("latin-1") if values else None
-
-
-def _too_large(size: str, *, max_bytes: int) -> FetchError:
-    message = f"The picture has {size}, the limit is {max_bytes:,} bytes."
-    return FetchError(message, code="image_file_too_large", status=413)
 
 
 def _failed(what: str) -> FetchError:

@@ -147,5 +147,11 @@ def is_public(address: str) -> bool:
     return not any(parsed in network for network in _NOT_PUBLIC if network.version == parsed.version)
 
 
+def too_large(size: str, *, max_bytes: int) -> FetchError:
+    """The refusal of a picture file above `max_bytes`; `size` says how large it is."""
+    message = f"The picture has {size}, the limit is {max_bytes:,} bytes."
+    return FetchError(message, code="image_file_too_large", status=413)
+
+
 def _refused(message: str) -> FetchError:
     return FetchError(message, code="invalid_image_url")

@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast, get_args
 
@@ -35,6 +37,8 @@ _HAS_ENCODER: Final = (
 # Codes of `AnswerError` for one picture, in addition to `vision.errors.PICTURE_ERROR_CODES`.
 TIMEOUT: Final = "timeout"  # it was not read in time
 CRASHED: Final = "crashed"  # the process that read it ended
+
+_DECODING: Final = threading.Lock()  # of given images: threads may share one, and Pillow decodes it in place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,17 +164,18 @@ class PictureReader:
             if wants_pixels is None or not digest or wants_pixels(digest):
                 from llama_adapter.vision.image import load_picture
 
-                loaded = load_picture(
-                    source,
-                    name=name,
-                    orientation=self._spec.exif if side is None else "upright",
-                    transparency=self._spec.transparency if side is None else "white",
-                    damaged=self._spec.damaged,
-                    least_side=self._least_side if side is None else side,
-                    max_pixels=self._spec.max_pixels,
-                    max_bytes=max_bytes,
-                    digest=digest or None,
-                )
+                with _DECODING if hasattr(source, "getpixel") else nullcontext():
+                    loaded = load_picture(
+                        source,
+                        name=name,
+                        orientation=self._spec.exif if side is None else "upright",
+                        transparency=self._spec.transparency if side is None else "white",
+                        damaged=self._spec.damaged,
+                        least_side=self._least_side if side is None else side,
+                        max_pixels=self._spec.max_pixels,
+                        max_bytes=max_bytes,
+                        digest=digest or None,
+                    )
                 digest = loaded.digest
                 pixels = self._square(loaded) if side is None else _view(loaded, side=side)
                 seen = {"width": loaded.width, "height": loaded.height, "notes": loaded.notes}

@@ -97,12 +97,6 @@ class PictureRefusedError(ApiError):
         super().__init__(message, status=status, code=code, param="messages")
 
 
-def picture_too_large(size: str, *, max_bytes: int) -> PictureRefusedError:
-    """The refusal of a picture file above `max_bytes`; `size` says how large it is."""
-    message = f"The picture has {size}, the limit is {max_bytes:,} bytes."
-    return PictureRefusedError(message, code="image_file_too_large", status=413)
-
-
 def of_status(status: int, *, headers: Mapping[str, str] | None = None) -> ApiError:
     """The error for a status that the framework chose, such as 404."""
     code, message = _FRAMEWORK_ERRORS.get(status, ("error", "The request cannot be processed."))

@@ -22,7 +22,7 @@ from llama_adapter import Answer, Captioner, Dialogue, RawPrompt, TextDelta
 from llama_adapter.app.captioning.captioner import WorkItem, work_items
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
-from llama_adapter.runtime.devices.transfer import upload
+from llama_adapter.runtime.devices.transfer import begin_fetch, upload
 from llama_adapter.runtime.errors import DeviceError
 from tests.app.golden import GOLDEN, model_options
 
@@ -247,6 +247,15 @@ def test_arguments_out_of_range_or_of_another_kind_are_refused_in_a_sentence(cap
             call(captioner)
 
 
+@pytest.mark.parametrize("options", [{"max_new_tokens": -1}, {"n": 0}, {"logprobs": -1}, {"clock": 5}, {"seeds": 1}])
+def test_options_are_checked_before_an_iterator_is_read(captioner: Captioner, options: dict[str, Any]) -> None:
+    pictures = iter(PICTURES[:1])
+    for call in (captioner.caption, captioner.generate, captioner.stream):
+        with pytest.raises((TypeError, ValueError)):
+            call(pictures, **options)
+    assert next(pictures) == PICTURES[0]
+
+
 def test_one_host_and_numbers_of_numpy_are_taken_by_load() -> None:
     options: dict[str, Any] = {"batch_size": np.int64(2), "parallel_timeout": np.float32(5)}
     with Captioner.load(**model_options(), **options, allowed_hosts="example.com") as loaded:
@@ -268,19 +277,31 @@ class Said(str, enum.Enum):  # noqa: UP042  # as many programs have it; a StrEnu
     NAY = "nay"
 
 
-@pytest.mark.parametrize("prompt", [Said.ASKED, ("Look.", Said.ASKED), Dialogue((("user", "Hello"),), Said.ASKED)])
+MEMBERS = (
+    Said.ASKED,
+    ("Look.", Said.ASKED),
+    (Said.ASKED, "Look."),
+    RawPrompt(Said.ASKED),
+    Dialogue((("user", "Hello"),), Said.ASKED),
+)
+
+
+@pytest.mark.parametrize("prompt", MEMBERS)
 def test_a_text_that_is_a_member_of_an_enum_is_its_value(captioner: Captioner, prompt: Any) -> None:
     answer = captioner.ask(PICTURES[0], prompt, choices=[Said.AYE, Said.NAY])
     encoded = captioner.encode_prompt(prompt)
-    assert "Is it a member?" in captioner.tokenizer.decode(encoded.token_ids)
+    for text in (captioner.tokenizer.decode(encoded.token_ids), encoded.text, answer.prompt):
+        assert "Is it a member?" in text
     assert {*map(type, (encoded.text, answer.prompt, answer.text, *(answer.choice or ())))} == {str}
 
 
 def test_torchs_default_device_has_no_effect(captioner: Captioner) -> None:
     with torch.device("meta"):
         loaded = Captioner.load(**model_options(), operators="aten")
-        assert upload([1], torch.device("cpu")).tolist() == [1]
-    assert loaded.caption(PICTURES[0]).token_ids == captioner.caption(PICTURES[0]).token_ids
+        on_host = upload([1], torch.device("cpu"))
+        assert begin_fetch(on_host).tolist() == [1]
+        answer = loaded.caption(PICTURES[0])
+    assert answer.token_ids == captioner.caption(PICTURES[0]).token_ids
 
 
 def test_devices_and_dtypes_may_be_torchs_own() -> None:

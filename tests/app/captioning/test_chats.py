@@ -1,6 +1,7 @@
 """A model with a `tokenizer.json` and a chat template: in Python, over HTTP, as an export, in training and bundles."""
 
 import dataclasses
+import enum
 import json
 import shutil
 from contextlib import closing
@@ -74,6 +75,11 @@ def expected_ids(folder: Path, *turns: tuple[str, str], **values: Any) -> tuple[
     return tuple(theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values))
 
 
+class Said(str, enum.Enum):  # noqa: UP042  # as many programs have it; a StrEnum is formatted as its value
+    HELLO = "Hello"
+    WHY = "Why?"
+
+
 def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: Captioner) -> None:
     encode = captioner.encode_prompt
 
@@ -84,7 +90,12 @@ def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: C
     earlier = (("user", "Hello"), ("assistant", "Hi."))
     assert encode(Dialogue(earlier, "Why?")).token_ids == expected_ids(folder, *earlier, ("user", "Why?"))
     of_json: Any = [list(turn) for turn in earlier]
-    assert Dialogue(of_json, "Why?") == Dialogue(earlier, "Why?")
+    lists: Any = [[], [], [0]]
+    assert Dialogue(of_json, "Why?", lists) == Dialogue(earlier, "Why?", ((), (), (0,)))
+    assert hash(Dialogue(of_json, "Why?", lists))
+    spoken = Dialogue((("user", Said.HELLO),), Said.WHY)
+    assert encode(Said.WHY).token_ids == expected_ids(folder, ("user", "Why?"))
+    assert encode(spoken).token_ids == expected_ids(folder, ("user", "Hello"), ("user", "Why?"))
     assert encode(RawPrompt("Why?")).token_ids == tuple(captioner.tokenizer.encode("Why?"))
     end = captioner.tokenizer.marks[END].id
     spelled = encode(Dialogue(TURNS, "<|im_start|>?"))

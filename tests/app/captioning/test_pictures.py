@@ -40,6 +40,26 @@ class Unseekable(io.BytesIO):
         raise io.UnsupportedOperation("seek")
 
 
+class Stuck(io.BytesIO):
+    """A file of a library that has errors of its own."""
+
+    def seek(self, *_: Any) -> int:
+        raise ValueError("I only go forward")
+
+
+class OnlyRead:
+    """A file with `read`, and an attribute that is no file."""
+
+    buffer = None
+
+    def __init__(self, content: bytes) -> None:
+        self.read = io.BytesIO(content).read
+
+
+def percent_encoded() -> str:
+    return f"DATA:;base64,{base64.urlsafe_b64encode(PICTURE.read_bytes()).decode().rstrip('=').replace('A', '%41')}"
+
+
 def begun(file: io.BufferedReader) -> io.BufferedReader:
     file.read(2048)
     return file
@@ -49,6 +69,7 @@ FORMS: dict[str, Callable[[], object]] = {
     "text": lambda: str(PICTURE),
     "paths of a table": lambda: np.array([str(PICTURE)], object),
     "data URI": lambda: f"data:image/jpeg;base64,{base64.b64encode(PICTURE.read_bytes()).decode()}",
+    "data URI, percent-encoded": percent_encoded,
     "path": lambda: PICTURE,
     "bytes": PICTURE.read_bytes,
     "bytearray": lambda: bytearray(PICTURE.read_bytes()),
@@ -58,6 +79,8 @@ FORMS: dict[str, Callable[[], object]] = {
     "file in memory": lambda: io.BytesIO(PICTURE.read_bytes()),
     "file of which the begin was read": lambda: begun(PICTURE.open("rb")),
     "file that cannot go back": lambda: Unseekable(PICTURE.read_bytes()),
+    "file that raises another error instead of going back": lambda: Stuck(PICTURE.read_bytes()),
+    "file that can only be read": lambda: OnlyRead(PICTURE.read_bytes()),
     "PIL image": lambda: Image.open(PICTURE),
     "pattern": lambda: str(GOLDEN / "images" / "shapes_200*.jpg"),
     "whole pixels": lambda: np.asarray(Image.open(PICTURE).convert("RGB")),
@@ -65,7 +88,7 @@ FORMS: dict[str, Callable[[], object]] = {
     "preprocessed float16": lambda: PREPROCESSED.astype(np.float16),
     "preprocessed float32": lambda: PREPROCESSED.astype(np.float32),
     "0 to 1": lambda: PREPROCESSED / 255,
-    "masked": lambda: np.ma.masked_array(PREPROCESSED / 255),
+    "with a mask of no pixel": lambda: np.ma.masked_array(PREPROCESSED / 255, mask=np.zeros_like(PREPROCESSED)),
     "0 to 1, with a rounding error": lambda: PREPROCESSED / np.float32(255) * np.float32(1.000001) - 1e-7,
     "batch of one": lambda: PREPROCESSED[None],
     "tensor": lambda: torch.tensor(PREPROCESSED),
@@ -150,13 +173,50 @@ def test_an_iterator_may_change_or_close_the_picture_that_it_gave(
     assert expected[0] != expected[1]
 
 
-def test_threads_may_share_an_image(captioner: Captioner) -> None:
+GIVEN: dict[str, Callable[[Image.Image], Any]] = {
+    "alone": lambda image: image,
+    "list": lambda image: [image],
+    "iterator": lambda image: iter([image]),
+    "values": lambda image: {"a": image}.values(),
+}
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_a_damaged_image_has_the_same_name_however_it_is_given(captioner: Captioner, given: str) -> None:
+    error = captioner.caption(GIVEN[given](Image.open(io.BytesIO(PICTURE.read_bytes()[:9000])))).error
+    assert error is not None
+    assert "`picture 0` is cut off or damaged" in error.message
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_threads_may_share_an_image(captioner: Captioner, given: str) -> None:
     large = io.BytesIO()
     Image.effect_noise((2000, 2000), 90).convert("RGB").save(large, "JPEG")
     image = Image.open(large)
     with ThreadPoolExecutor(8) as threads:
-        answers = list(threads.map(lambda number: captioner.caption(image, max_new_tokens=1), range(8)))
+        answers = list(threads.map(lambda number: captioner.caption(GIVEN[given](image), max_new_tokens=1), range(8)))
     assert [answer.error for answer in answers] == [None] * 8
+
+
+def test_reading_an_iterator_counts_as_reading(captioner: Captioner) -> None:
+    clock = captioner.profile_clock()
+    image = Image.effect_noise((2000, 2000), 90)
+    (answer,) = captioner.generate(iter([image]), max_new_tokens=1, clock=clock)
+    assert clock.seconds["read"] * 1e3 >= answer.ms["read"] > 0
+
+
+BAD_DATA = {
+    "data:image/png;base64,A": "invalid_base64_image",
+    "data:image/png;base64,AA*A": "invalid_base64_image",
+    "data:image/png;base64,": "empty_image_file",
+    "data:": "invalid_image_url",
+}
+
+
+def test_a_bad_data_uri_is_the_error_of_its_own_answer(captioner: Captioner) -> None:
+    answers = captioner.generate([*BAD_DATA, PICTURE], max_new_tokens=1)
+    assert [answer.error and answer.error.code for answer in answers] == [*BAD_DATA.values(), None]
+    assert [answer.picture for answer in answers[:2]] == ["picture 0", "picture 1"]
 
 
 def test_a_picture_whose_file_was_closed_says_so(captioner: Captioner) -> None:
@@ -180,6 +240,8 @@ WRONG_PIXELS = (
     np.full((8, 8, 3), -0.1),
     np.full((8, 8, 3), 255.5),
     np.full((8, 8, 3), 1.1),
+    np.linspace(-2.1, 2.6, 192).reshape(8, 8, 3),
+    np.linspace(-100, 200, 192).reshape(8, 8, 3),
     np.full((8, 8, 3), np.nan),
 )
 
@@ -195,6 +257,8 @@ WRONG_PIXELS = (
         (torch.zeros(3, 5, 5, device="meta"), TypeError, DENSE),
         *((np.zeros((8, 8, 3), dtype), TypeError, "uint8 or a float") for dtype in (np.int64, np.bool_, "U5", object)),
         *((pixels, ValueError, "shape|normalisation") for pixels in WRONG_PIXELS),
+        (np.full((8, 8, 3), 1.5), ValueError, "a largest value of at least 2, got 1.5 to 1.5"),
+        (np.ma.masked_equal(np.eye(8, dtype=np.uint8)[..., None].repeat(3, 2), 1), ValueError, "has masked pixels"),
     ],
 )
 def test_what_is_no_picture_is_refused(wrong: Any, error: type[Exception], told: str) -> None:

@@ -1,5 +1,6 @@
 """`pipeline`: models and inputs in every form, options under the names of other systems."""
 
+import base64
 import io
 import shutil
 from collections.abc import Iterator
@@ -148,11 +149,12 @@ def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -
     both = Image.new("RGB", (448, 224))
     both.paste(Image.open(CIRCLE).convert("RGB").resize((224, 224)), (224, 0))
     right = pipeline("caption", captioner, image_processor=lambda picture: picture.crop((224, 0, 448, 224)))
+    file = io.BytesIO()
+    both.save(file, "PNG")
+    expected = pipeline("caption", captioner)(both.crop((224, 0, 448, 224)))[0]["caption_text"]
 
-    assert (
-        right(both)[0]["caption_text"]
-        == pipeline("caption", captioner)(both.crop((224, 0, 448, 224)))[0]["caption_text"]
-    )
+    for given in (both, file.getvalue(), f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"):
+        assert right(given)[0]["caption_text"] == expected
 
 
 def test_the_documented_text_generation(text: Pipeline) -> None:
