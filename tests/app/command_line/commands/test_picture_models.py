@@ -20,6 +20,7 @@ from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
+from tests.fakes.exported import without_card
 
 HOME = "LLAMA_ADAPTER_HOME"
 pytestmark = pytest.mark.usefixtures("known_environment")
@@ -150,9 +151,14 @@ def test_the_encoder_is_exported_alone(folder: Path, model: list[str], run: Run,
     exported = run("export", "onnx", model, "--out", encoder)
     assert exported.code == 0, exported.err
     told = exported.err.splitlines()[-1].removeprefix("next: llama-adapter ").replace("PICTURE", photos)
-    checked = run("doctor", model, "--encoder", encoder, "--precision", "int8")
+    checked = run("doctor", model, "--encoder", encoder)
     assert checked.code == 0, checked.out
     assert "is this model's own, by tower and connector" in " ".join(checked.out.split())
+    bare = without_card(Path(encoder), tmp_path / "bare.onnx")
+    compared = run("doctor", model, "--encoder", str(bare), "--precision", "int8")  # of the decoder
+    assert re.search(
+        r"encoding of a test picture differs from torch's by 0\.\d% .* no errors", " ".join(compared.out.split())
+    )
     alone = run("export", "decoder", model, "--out", out, "--without-encoder", "--without-comparison")
     assert alone.code == 0, alone.err
 
