@@ -8,11 +8,10 @@ from llama_adapter.app.models.checkpoints import (
     CHAT_CONTEXT,
     DEFAULT_CONTEXT,
     SourceFile,
-    base_name,
     digest_of,
 )
 from llama_adapter.app.models.described import DescribedModel
-from llama_adapter.app.models.llama_folder import LlamaFolder
+from llama_adapter.app.models.llama_folder import LlamaFolder, base_name
 from llama_adapter.app.models.number_formats import best_dtype
 from llama_adapter.app.models.spec import AUTO, DEFAULT_BATCH_SIZE, CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig, EngineConfig

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llama_adapter.app.models.sight import require_sight
+from llama_adapter.app.models.sight import refuse_encoder, require_sight
 from llama_adapter.app.models.spec import AUTO, BatchSize, CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.locking import locked_output
@@ -124,11 +124,12 @@ def parse_bytes(text: str) -> tuple[int, ...]:
 def spec_from(options: argparse.Namespace, *, sees_pictures: bool = True) -> CaptionerSpec:
     """The spec that the flags describe. Raises UsageError for flags that exclude each other.
 
-    With `sees_pictures`, LLaMA without an adapter is an error too.
+    With `sees_pictures`, LLaMA without an adapter is an error too, as is an encoder beside one.
     """
     spec = settings(CaptionerSpec, vars(options))
     if sees_pictures:
         require_sight(spec)
+    refuse_encoder(spec)
     return spec
 
 

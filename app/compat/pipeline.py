@@ -287,7 +287,7 @@ class Pipeline:
             if isinstance(given, Mapping):
                 column = options.text_column
                 if column is not None and column not in given:
-                    _column(given, column, ())  # raises
+                    raise _no_column(given, (column,))
                 texts = (given.get("question"), given.get("prompt")) if column is None else (given[column],)
                 columns = {name: value for name, value in given.items() if value is not None}
                 values |= _task_values(self.task, columns, texts)
@@ -417,7 +417,11 @@ def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
     for name in names:
         if given.get(name) is not None:
             return given[name]
-    raise ValueError(f"an input has no column {' or '.join(names)}; its columns are {', '.join(map(str, given))}")
+    raise _no_column(given, names)
+
+
+def _no_column(given: Mapping[Any, Any], names: Sequence[str]) -> ValueError:
+    return ValueError(f"an input has no column {' or '.join(names)}; its columns are {', '.join(map(str, given))}")
 
 
 def _opened(picture: Any) -> Any:

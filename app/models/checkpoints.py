@@ -21,7 +21,7 @@ from llama_adapter.app.models.bundle_manifest import MANIFEST, check_halves, is_
 from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.connected import open_connected
 from llama_adapter.app.models.described import DEFAULT_PROMPT, DescribedModel
-from llama_adapter.app.models.llama_folder import LlamaFolder, find_llama
+from llama_adapter.app.models.llama_folder import LlamaFolder, base_name, find_llama
 from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
@@ -251,7 +251,8 @@ def stream_sources(
     chosen = computed if precision == FLOAT else None
     vision_config, vision_state = no_vision(decoder_config), dict[str, Tensor]()
     if sight is not None:
-        vision_config = sight.config
+        order = sight.config.channel_order if spec.channel_order == "auto" else spec.channel_order
+        vision_config = dataclasses.replace(sight.config, channel_order=order)
         vision_state = {ours: tensor.to(chosen or tensor.dtype).contiguous() for ours, tensor in sight.tensors.items()}
     elif adapter is not None and adapter.sees_pictures:
         if clip is None and exported:  # the exported encoder contains CLIP
@@ -291,15 +292,6 @@ def stream_sources(
         decoder_config, source=llama, adapter=adapter, dtype=chosen, scale_dtype=computed, share=share
     )
     return with_loras(model, loras, base=base), tensors
-
-
-def base_name(folder: Path) -> str:
-    """A LLaMA's name for display: that of its folder or file, and of a commit in the Hub's cache the repository's."""
-    place = folder.resolve()
-    if place.parent.name == "blobs":  # of the Hub's cache, where files have their digests as names
-        place = folder.parent.resolve() / folder.name
-    repository = place.parent.parent.name if place.parent.name == "snapshots" else ""
-    return repository.rpartition("--")[2] or place.name
 
 
 def merge_loras(

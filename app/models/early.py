@@ -4,12 +4,13 @@ from pathlib import Path
 
 from llama_adapter.app.models.bundle_manifest import Manifest, read_manifest
 from llama_adapter.app.models.exported import check_encoder_exists
-from llama_adapter.app.models.llama_folder import LlamaFolder, find_llama
+from llama_adapter.app.models.llama_folder import LlamaFolder, base_name, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.parallel.launch import launched
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources, tokens_error
 from llama_adapter.runtime.tensor_files.arrays import require_file
+from llama_adapter.runtime.text import shown_name
 
 
 def require_model(sources: CaptionerSpec | EncoderSources) -> None:
@@ -24,7 +25,7 @@ def require_model(sources: CaptionerSpec | EncoderSources) -> None:
     if isinstance(sources, CaptionerSpec) or sources.adapter is None:  # the encoder of an adapter needs no LLaMA
         _find(sources)
     for path in (sources.adapter, sources.clip):
-        if path is not None and not Path(path).exists():
+        if path is not None and not Path(path).exists():  # it may be a folder
             require_file(Path(path))
 
 
@@ -32,8 +33,12 @@ def refuse_tokens(sources: CaptionerSpec | EncoderSources) -> None:
     """Raise UsageError, for prefix files, if the model sees pictures as tokens of its prompts."""
     if sources.adapter is None:
         found = _find(sources)
-        if found.sees_tokens if isinstance(found, LlamaFolder) else found.picture_format is not None:
-            raise tokens_error(Path(sources.llama_dir or sources.model or "").resolve().name)
+        if isinstance(found, LlamaFolder):
+            name, sees_tokens = shown_name(base_name(found.folder)), found.sees_tokens
+        else:
+            name, sees_tokens = found["name"], found.picture_format is not None
+        if sees_tokens:
+            raise tokens_error(name)
 
 
 def _find(sources: CaptionerSpec | EncoderSources) -> LlamaFolder | Manifest:

@@ -42,9 +42,9 @@ class LlamaFolder:
 
         Raises CheckpointError for a model with a tower that is of another kind, or in another form.
         """
-        if self.form != "huggingface" or not (file := self.folder / "config.json").is_file():
+        if self.form != "huggingface":
             return False
-        config = read_json(file)
+        config = read_json(self.folder / "config.json")
         kind, is_original = config.get("model_type"), "mm_vision_tower" in config  # of LLaVA's own programs
         if not is_original and kind in _KINDS:
             return True
@@ -121,6 +121,15 @@ def find_llama(llama_dir: str | os.PathLike[str], *, llama_type: str | None = No
     beside = folder if folder == root else root
     tokenizer = next(filter(None, map(find_tokenizer, (folder, beside, folder.parent))), None)
     return LlamaFolder(folder=folder, form=form, tokenizer=tokenizer)
+
+
+def base_name(folder: Path) -> str:
+    """A LLaMA's name for display: that of its folder or file, and of a commit in the Hub's cache the repository's."""
+    place = folder.resolve()
+    if place.parent.name == "blobs":  # of the Hub's cache, where files have their digests as names
+        place = folder.parent.resolve() / folder.name
+    repository = place.parent.parent.name if place.parent.name == "snapshots" else ""
+    return repository.rpartition("--")[2] or place.name
 
 
 def tokenizer_of(folder: str | os.PathLike[str]) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Which models see pictures as tokens of their prompts: those with a tower, a connector and a decoder in one folder.
+"""What a model needs to see pictures, and the memory of those that are tokens of its prompts.
 
 Imports no torch: commands ask before they load a model.
 """
@@ -30,9 +30,19 @@ def encoding_bytes(
 
 def require_sight(sources: CaptionerSpec | EncoderSources) -> None:
     """Raise UsageError for a LLaMA without adapter and connector, and CheckpointError if there is no such folder."""
+    if _is_blind(sources):
+        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+
+
+def refuse_encoder(spec: CaptionerSpec) -> None:
+    """Raise UsageError for an encoder beside such a LLaMA, and CheckpointError if there is no such folder."""
+    if spec.encoder is not None and _is_blind(spec):
+        raise UsageError("--encoder goes with --adapter, which is missing")
+
+
+def _is_blind(sources: CaptionerSpec | EncoderSources) -> bool:
     if sources.llama_dir is None or sources.adapter is not None:
-        return
+        return False
     from llama_adapter.app.models.llama_folder import find_llama  # imports numpy
 
-    if not find_llama(sources.llama_dir, llama_type=sources.llama_type).sees_tokens:
-        raise UsageError("--llama-dir needs --adapter beside it: a file such as BIAS-7B.pth")
+    return not find_llama(sources.llama_dir, llama_type=sources.llama_type).sees_tokens

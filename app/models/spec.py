@@ -25,6 +25,7 @@ PLAIN_MODES: Final = ("eager", EXPORTED)  # modes in which nothing is compiled b
 AUTO: Final = "auto"  # a device, dtype, mode or batch size that is chosen when the model is loaded
 DEFAULT_BATCH_SIZE = 8
 _NAME_A_PATH: Final = "name a path, or leave it out"
+_ONE_OF_BOTH: Final = "give a bundle, or the checkpoints it is made of"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +167,7 @@ class CaptionerSpec:
         if self.lora and self.decoder is not None:
             raise ValueError("lora goes with a model of torch: convert with it, and export the decoder again")
         if self.model is not None and self.llama_dir is not None:
-            raise ValueError("model and llama_dir exclude each other: give a bundle, or the checkpoints it is made of")
+            raise ValueError(f"model and llama_dir exclude each other: {_ONE_OF_BOTH}")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
             raise ValueError(
                 "llama_type, adapter, clip and visual_heads go with llama_dir, which is missing. In place of an "
@@ -236,10 +237,12 @@ class EncoderSources:
     def __post_init__(self) -> None:
         for name in ("adapter", "llama_dir"):
             if self.model is not None and getattr(self, name) is not None:
-                raise ValueError(f"model and {name} exclude each other: give a bundle, or the files it is made of")
+                raise ValueError(f"model and {name} exclude each other: {_ONE_OF_BOTH}")
         if self.adapter is None and (self.clip is not None or self.visual_heads is not None):
             raise ValueError("clip and visual_heads go with adapter, which is missing")
-        require_named(self, "model", "llama_dir", "adapter", "clip", hint=_NAME_A_PATH)
+        if self.adapter is None and self.llama_dir is None and self.llama_type is not None:
+            raise ValueError("llama_type goes with llama_dir, which is missing")
+        require_named(self, "model", "llama_dir", "llama_type", "adapter", "clip", hint=_NAME_A_PATH)
 
     @property
     def whole(self) -> CaptionerSpec:

@@ -13,6 +13,7 @@ from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
 from llama_adapter.app.pictures.inputs.manifests import check_manifest
 from llama_adapter.app.pictures.inputs.tables import check_table, read_rows
+from llama_adapter.runtime.errors import ExitCode
 from tests.app.command import Run
 from tests.app.pictures.inputs.files import message
 
@@ -136,8 +137,9 @@ def test_parquet_is_checked_by_its_schema_and_read_by_groups(tmp_path: Path) -> 
     whole = file.read_bytes()
     file.write_bytes(whole[: 8 * size] + bytes(size) + whole[9 * size :])
     check_manifest(str(file))  # reads no rows
-    with pytest.raises(InputsError, match="Wanted to read the table"):
-        list(read_rows(str(file), what="table"))
+    read = list(read_rows(str(file), what="table"))
+    assert [row.line for row in read] == list(range(1, 17))
+    assert [row.line for row in read if f"it and the rows up to {row.line} cannot be read (" in row.problem] == [8, 9]
     with pytest.raises(InputsError, match="one of the columns prompt"):
         check_manifest(str(file), needs_questions=True)
     with pytest.raises(InputsError, match="it holds image, name"):
@@ -148,11 +150,21 @@ def test_parquet_is_checked_by_its_schema_and_read_by_groups(tmp_path: Path) -> 
     pq.write_table(pa.Table.from_pylist(rows).slice(0, 0), file)
     with pytest.raises(InputsError, match="which has none"):
         check_manifest(str(file))
-    turns = [{"messages": [{"role": "user", "content": "a"}]}]
-    pq.write_table(pa.Table.from_pylist(turns), file)
-    first = check_table(str(file), what="table", wanted=["conversations"])
-    assert first is not None
-    assert first.values["conversations"] == []
+
+
+def test_rows_of_parquet_that_cannot_be_read_leave_the_rest_to_a_job(tmp_path: Path, run: Run) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file, red = tmp_path / "t.parquet", (HERE / "tables" / "red.png").read_bytes()
+    rows = [{"image": {"bytes": red, "path": f"{number}.png"}, "name": f"row-{number}"} for number in range(9)]
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=3, compression="none", use_dictionary=False)
+    file.write_bytes(file.read_bytes().replace(b"row-4", b"\xffow-4"))
+
+    ran = run("caption", "--manifest", str(file), "--max-new-tokens", "2")
+    failed = [line["error"]["message"] for line in ran.records if line["error"]]
+    assert (ran.code, len(ran.records)) == (ExitCode.PICTURE_ERRORS, 7)
+    assert len(failed) == 1
+    assert "t.parquet:4`, but it and the rows up to 6 cannot be read ('utf-8' codec" in failed[0]
+    assert "1 failed" in ran.told
 
 
 def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:

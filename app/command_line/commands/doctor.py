@@ -2,12 +2,14 @@
 
 import argparse
 import dataclasses
+from contextlib import suppress
 
 from llama_adapter.app.command_line.flags import DEVICES
 from llama_adapter.app.command_line.values import refuse_without, settings
+from llama_adapter.app.models.sight import refuse_encoder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.runtime.device_names import split_device
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import CheckpointError, UsageError
 
 
 def run_doctor(options: argparse.Namespace) -> int:
@@ -26,6 +28,8 @@ def run_doctor(options: argparse.Namespace) -> int:
         | ({"vision": None} if options.encoder is None else {})
     )
     spec = settings(CaptionerSpec, values)
+    with suppress(CheckpointError):  # a finding
+        refuse_encoder(spec)
     from llama_adapter.app.command_line.doctor.command import run_checkup
     from llama_adapter.app.command_line.doctor.environment import uses_of
 

@@ -31,9 +31,10 @@ def run_encode(options: argparse.Namespace) -> int:
         sources, spec = EncoderSources(), spec_from(options)
     else:
         sources = settings(EncoderSources, given)
-        require_sight(sources)
         unread = dict.fromkeys(("llama_dir", "llama_type", "adapter", "clip", "visual_heads"))
         spec = settings(CaptionerSpec, {**given, **unread, "lora": ()})
+        if spec.vision_kind == "torch":  # an exported encoder needs no model
+            require_sight(sources)
     values = {
         "spec": spec,
         "inputs": inputs,

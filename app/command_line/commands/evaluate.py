@@ -8,6 +8,7 @@ import sys
 from llama_adapter.app.command_line.values import settings, spec_from
 from llama_adapter.runtime.atomic_write import atomic_write, require_place
 from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.plots import check_plot
 
 
 def run_eval(options: argparse.Namespace) -> int:
@@ -38,6 +39,10 @@ def run_eval(options: argparse.Namespace) -> int:
 
 def run_bench(options: argparse.Namespace) -> int:
     spec = spec_from(options)
+    if options.out is not None:
+        require_place(options.out)
+    if options.plot is not None:
+        check_plot(options.plot)
     if options.random is None:
         from llama_adapter.app.models.early import require_model
 
@@ -45,14 +50,9 @@ def run_bench(options: argparse.Namespace) -> int:
     from llama_adapter.app.command_line.measuring.bench import BenchJob
     from llama_adapter.app.command_line.measuring.bench import run_bench as measure
     from llama_adapter.app.command_line.measuring.bench_report import format_table, write_plot
-    from llama_adapter.runtime.plots import check_plot
 
     values = {name: value for name, value in vars(options).items() if name != "question" or value is not None}
     job = settings(BenchJob, {**values, "spec": spec})
-    if options.out is not None:
-        require_place(options.out)
-    if options.plot is not None:
-        check_plot(options.plot)
     tell = (lambda line: None) if options.quiet else (lambda line: print(line, file=sys.stderr))
     result = measure(job, tell=tell)
     as_json = json.dumps(result.to_dict(), indent=1)

@@ -24,7 +24,6 @@ from llama_adapter.app.models.bundle_manifest import (
 from llama_adapter.app.models.bundle_tensors import Stored, read_decoder, read_vision
 from llama_adapter.app.models.checkpoints import (
     RELEASED_ADAPTERS,
-    base_name,
     claimed_digest,
     find_clip,
     lora_notes,
@@ -35,7 +34,7 @@ from llama_adapter.app.models.checkpoints import (
     resolve_channel_order,
 )
 from llama_adapter.app.models.connected import open_connected
-from llama_adapter.app.models.llama_folder import LlamaFolder, find_llama
+from llama_adapter.app.models.llama_folder import LlamaFolder, base_name, find_llama
 from llama_adapter.app.models.models_by_name import LlamaForm, bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.resources import sample_pictures

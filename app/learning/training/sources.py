@@ -15,7 +15,7 @@ from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle import load_bundle
 from llama_adapter.app.models.bundle_tensors import open_bundle, open_bundle_clip
 from llama_adapter.app.models.checkpoints import LoadedModel, SourceFile, StoredQuestions
-from llama_adapter.app.models.llama_folder import find_llama
+from llama_adapter.app.models.llama_folder import base_name, find_llama
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -90,7 +90,7 @@ def open_sources(spec: CaptionerSpec, choice: TrainingChoice, *, seed: int) -> T
         adapter = new_adapter(llama, choice, clip=clip, seed=seed)
         order: ChannelOrder = "bgr" if spec.channel_order == "bgr" else "rgb"
         heads: int | None = choice.visual_heads
-        name = shown_name(checkpoints.base_name(place.folder))
+        name = shown_name(base_name(place.folder))
     else:
         assert spec.adapter is not None, "it was opened"
         order, _ = checkpoints.resolve_channel_order(spec.channel_order, adapter)

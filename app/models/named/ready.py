@@ -10,7 +10,7 @@ from typing import Any
 
 from llama_adapter.app.models.bundle import save_bundle
 from llama_adapter.app.models.bundle_manifest import MANIFEST
-from llama_adapter.app.models.checkpoints import base_name
+from llama_adapter.app.models.llama_folder import base_name
 from llama_adapter.app.models.named.catalogue import Kind, Part
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.number_formats import DtypeChoice, ModelSizes

@@ -34,9 +34,9 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
     `conversations` give several. All other scalar values become its columns, as text. Consecutive lines with the same
     picture and columns, each with a question, become one item with all these questions.
 
-    A malformed line gives one item with an error of code "manifest" and the label `FILE:LINE`; a manifest without lines
-    gives one with its own name. Raises `InputsError` if the file is unusable as a whole, and OSError if reading fails
-    later.
+    A malformed line, or the first of those in Parquet that cannot be read, gives one item with an error of code
+    "manifest" and the label `FILE:LINE`; a manifest without lines gives one with its own name. Raises `InputsError` if
+    the file is unusable as a whole, and OSError if reading fails later.
     """
     key = lambda item: (item.source, item.columns) if item.questions else object()  # noqa: E731 - an argument
     for _, alike in groupby(_lines_as_inputs(path), key=key):
@@ -49,7 +49,10 @@ def manifest_inputs(path: str) -> Iterator[PictureInput]:
 
 
 def check_manifest(path: str, *, needs_questions: bool = False) -> None:
-    """Raise `InputsError` if a manifest is unusable as a whole, as far as it can be read more than once."""
+    """Raise `InputsError` if a manifest is unusable as a whole, as far as it can be read more than once.
+
+    Rows of Parquet are not read.
+    """
     first = check_table(path, what=_WHAT, wanted=PICTURE_COLUMNS)
     if needs_questions and first is not None:
         if path.lower().endswith(JSON_SUFFIXES):  # objects may have different fields

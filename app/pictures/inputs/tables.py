@@ -61,7 +61,8 @@ def read_rows(
     gives most `known` names, or that of a line `sep=;` before it. Lines end with LF, CRLF or CR. Cells may be quoted
     and contain line feeds. White space around names and cells is removed. Rows without values, empty cells at the end
     of a row and columns without a name are left out. A row has a problem if it is no object, has another number of
-    cells than the first row or is above 1 MiB. Bytes of a name of a picture that are not UTF-8 are kept as surrogates.
+    cells than the first row, is above 1 MiB or begins the rows of a group of Parquet that cannot be read. Bytes of a
+    name of a picture that are not UTF-8 are kept as surrogates.
 
     Raises `InputsError`, whose message uses the word `what` for the file: for another suffix; if the file cannot be
     opened, is not UTF-8, or has no first row of distinct column names; and if none of the columns `wanted` is in the
@@ -343,31 +344,39 @@ def check_pyarrow() -> None:
 def parquet_rows(path: str, *, what: str, schema_alone: bool = False) -> Iterator[Row]:
     """The rows; one group of them is in memory. A picture inside is an object with its `bytes` and `path`.
 
-    With `schema_alone`, if there are rows, one with the names of the columns: values are None, or [] of lists. Raises
-    `InputsError`.
+    The rest of a group that cannot be read is one row with a problem. With `schema_alone`, if there are rows, there is
+    one with the names of the columns, and None as values. Raises `InputsError` if the file is not of Parquet.
     """
     check_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    number = 0
+    number = last = 0
     try:
         with pq.ParquetFile(path) as file:
             if schema_alone and file.metadata.num_rows:
-                fields = file.schema_arrow
-                yield Row(line=1, values={one.name: [] if pa.types.is_list(one.type) else None for one in fields})
+                yield Row(line=1, values=dict.fromkeys(file.schema_arrow.names))
             classes = _classes(file.schema_arrow.metadata or {})
             for group in () if schema_alone else range(file.num_row_groups):  # several at once would all be kept
-                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
-                    for values in batch.to_pylist():
-                        number += 1
-                        for name, names in classes.items():
-                            if isinstance(value := values.get(name), int):
-                                values[name] = names.get(value, value)
-                        yield Row(line=number, values=values)
+                last += file.metadata.row_group(group).num_rows
+                try:
+                    for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, row_groups=[group]):
+                        for values in batch.to_pylist():
+                            number += 1
+                            for name, names in classes.items():
+                                if isinstance(value := values.get(name), int):
+                                    values[name] = names.get(value, value)
+                            yield Row(line=number, values=values)
+                except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+                    reason = f"it and the rows up to {last:,} cannot be read ({_first_line(error)})"
+                    yield Row(line=number + 1, problem=reason)
+                    number = last
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise unreadable(path, what=what, reason=reason, hint="copy it again") from None
+        raise unreadable(path, what=what, reason=_first_line(error), hint="copy it again") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, dict[int, str | None]]:

@@ -63,16 +63,18 @@ def test_a_missing_part_of_a_model_is_refused_without_torch(tmp_path: Path) -> N
         "PICTURE": PICTURE,
         **{f"OUT{suffix}": str(tmp_path / f"out{suffix}") for suffix in ("", ".npy", ".onnx")},
     }
-    flags = ("--batch-size auto", "--device cuda", "--tensor-parallel 2")
+    flags = ("", "--batch-size auto", "--device cuda", "--tensor-parallel 2")
     lines = [(f"caption PICTURE --model nonsense {words}", MISSING["--model nonsense"]) for words in flags]
     for command, models in COMMANDS.items():
         device = "" if command.startswith("export") else " --device cuda"
         lines += [(f"{command} {model}{device}", said) for model, said in models.items()]
     encoder = "caption PICTURE --model nonsense --encoder nonsense.onnx --device cuda"
     lines.append((encoder, "The encoder `nonsense.onnx` does not exist"))
+    (tmp_path / "config.json").write_text("{}")
+    lines.append((f"generate --prompt a --llama-dir {tmp_path}", "There is no tokenizer.model or tokenizer.json"))
     ran = run_several([places.get(word, word) for word in line.split()] for line, _ in lines)
     for (line, said), one in zip(lines, ran, strict=True):
-        assert (one.code, said in one.told) == (1, True), (line, one)
+        assert (one.code, one.out, said in one.told) == (1, "", True), (line, one)
     assert HEAVY & {*ran[-1].modules} <= ANSWERING
 
 

@@ -21,11 +21,10 @@ from llama_adapter.app.models.bundle_tensors import open_bundle
 from llama_adapter.app.models.checkpoints import (
     SourceFile,
     adapter_name,
-    base_name,
     claimed_digest,
     open_llama_parts,
 )
-from llama_adapter.app.models.llama_folder import find_llama
+from llama_adapter.app.models.llama_folder import base_name, find_llama
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
 from llama_adapter.llm.weights.adapter import open_adapter

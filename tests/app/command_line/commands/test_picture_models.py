@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.runtime.errors import CheckpointError, ExitCode
 from tests.app.command import Run
 from tests.app.picture_models import Reference, pictures, save
+from tests.fakes.exported import without_card
 
 HOME = "LLAMA_ADAPTER_HOME"
 pytestmark = pytest.mark.usefixtures("known_environment")
@@ -29,7 +32,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for index, image in enumerate(pictures(2)):
         (home / "photos").mkdir(exist_ok=True)
         image.save(home / "photos" / f"{index}.png")
+    (home / "other").mkdir()
+    (home / "other" / "config.json").write_text("{}")
     return save(home / "toy-vlm", "smolvlm")
+
+
+@pytest.fixture
+def bundle(folder: Path, run: Run) -> str:
+    made = folder.parent / "bundle"
+    if not made.exists():
+        assert run("convert", "--llama-dir", str(folder), "--out", str(made), "--no-known-answer").code == 0
+    return str(made)
+
+
+@pytest.fixture(params=["folder", "bundle"])
+def model(request: pytest.FixtureRequest, folder: Path) -> list[str]:
+    """The flags of the model."""
+    if request.param == "bundle":
+        return ["--model", request.getfixturevalue("bundle")]
+    return ["--llama-dir", str(folder.parent), "--llama-type", folder.name]
 
 
 def test_pictures_are_captioned_and_asked_about(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +71,15 @@ def test_pictures_are_captioned_and_asked_about(folder: Path, run: Run, monkeypa
     assert set(asked.texts().values()) <= {"yes", "no"}
 
 
+def test_colours_are_read_in_the_order_that_is_named(folder: Path, model: list[str], run: Run) -> None:
+    flags = ["--max-new-tokens", "6", "--dtype", "float32", "--device", "cpu", "--channel-order", "bgr"]
+    reference, made = Reference(folder, "smolvlm"), pictures(2)
+    for line in run("caption", model, str(folder.parent / "photos"), flags).records:
+        red, green, blue = made[int(Path(line["picture"]).stem)].split()
+        expected = reference.answer([Image.merge("RGB", (blue, green, red))], "Describe this image.", max_new_tokens=6)
+        assert line["text"] == reference.tokenizer.decode(expected, skip_special_tokens=True)
+
+
 @pytest.mark.slow
 def test_two_ranks_answer_as_one(folder: Path, run: Run) -> None:
     flags = ["--model", str(folder), str(folder.parent / "photos"), "--max-new-tokens", "12", "--device", "cpu"]
@@ -68,20 +98,6 @@ def test_doctor_says_what_the_model_does_with_pictures(folder: Path, run: Run) -
     assert "cut into up to 10 squares" in words
 
 
-@pytest.fixture
-def bundle(folder: Path, run: Run) -> str:
-    made = folder.parent / "bundle"
-    if not made.exists():
-        assert run("convert", "--llama-dir", str(folder), "--out", str(made), "--no-known-answer").code == 0
-    return str(made)
-
-
-@pytest.fixture(params=["folder", "bundle"])
-def model(request: pytest.FixtureRequest) -> list[str]:
-    """The flags of the model."""
-    return [{"folder": "--llama-dir", "bundle": "--model"}[request.param], str(request.getfixturevalue(request.param))]
-
-
 @pytest.mark.parametrize(
     "flags",
     [["--keys-values"], []],
@@ -92,8 +108,15 @@ def test_prefix_files_hold_no_tokens_of_pictures(
 ) -> None:
     ran = run("encode", str(folder.parent / "photos"), flags, model, "--out", str(tmp_path / "o"))
     assert ran.code == ExitCode.USAGE
-    name = Path(model[1]).name
-    assert f"`{name}` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
+    assert "`toy-vlm` sees pictures as tokens of its prompts, and prefix files hold none" in ran.err
+
+
+def test_a_commit_in_the_cache_of_the_hub_has_the_name_of_its_repository(
+    folder: Path, run: Run, tmp_path: Path
+) -> None:
+    commit = shutil.copytree(folder, tmp_path / "models--org--other-vlm" / "snapshots" / "0123abcd")
+    ran = run("encode", str(folder.parent / "photos"), "--llama-dir", str(commit), "--out", str(tmp_path / "o"))
+    assert "`other-vlm` sees pictures as tokens" in ran.err
 
 
 def test_prefixes_of_another_model_are_refused(folder: Path, model: list[str], run: Run, tmp_path: Path) -> None:
@@ -131,6 +154,11 @@ def test_the_encoder_is_exported_alone(folder: Path, model: list[str], run: Run,
     checked = run("doctor", model, "--encoder", encoder)
     assert checked.code == 0, checked.out
     assert "is this model's own, by tower and connector" in " ".join(checked.out.split())
+    bare = without_card(Path(encoder), tmp_path / "bare.onnx")
+    compared = run("doctor", model, "--encoder", str(bare), "--precision", "int8")  # of the decoder
+    assert re.search(
+        r"encoding of a test picture differs from torch's by 0\.\d% .* no errors", " ".join(compared.out.split())
+    )
     alone = run("export", "decoder", model, "--out", out, "--without-encoder", "--without-comparison")
     assert alone.code == 0, alone.err
 
