@@ -1,20 +1,12 @@
 """The `llama-adapter` of the pages in docs/, for their test: what takes longest is done once per test run, or shorter.
 
-`export` traces the embedded model's encoder once, `doctor` examines the environment once, `train` takes fewer steps.
+`doctor` examines the environment once, `train` takes fewer steps.
 """
 
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-
-
-@contextmanager
-def _encoder_shared() -> Iterator[None]:
-    from tests.app.exported import shared_encoder
-
-    with shared_encoder():
-        yield
 
 
 @contextmanager
@@ -43,7 +35,7 @@ def _training_shortened() -> Iterator[None]:
     yield
 
 
-_PREPARED = {"export": _encoder_shared, "doctor": _environment_shared, "train": _training_shortened}
+_PREPARED = {"doctor": _environment_shared, "train": _training_shortened}
 
 if __name__ == "__main__":
     from llama_adapter.runtime.torch_import import prepare_imports

@@ -43,8 +43,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
 
 def prepend(tokens_1SW: Tensor, x_BTW: Tensor) -> Tensor:
     """[tokens ; x] for every picture, (B, S + T, W)."""
-    # Broadcasting adds the batch dimension, so that exported graphs compute no shapes.
-    return torch.cat([x_BTW[:, :1] * 0 + tokens_1SW, x_BTW], dim=1)
+    return torch.cat([tokens_1SW.expand(len(x_BTW), -1, -1), x_BTW], dim=1)
 
 
 class SelfAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""From pixels to visual query as one module, which runs in torch and is also exported."""
+"""From pixels to visual query as one module. `onnx_graph.py` and `mindspore_cells.py` write it as graphs."""
 
 # B pictures, H x W x C pixels, P patches row by row, T tokens (class tokens first, then patches), W width, F tokens of
 # the features, Q queries, D width of the language model

@@ -2,7 +2,6 @@
 
 # B pictures, S side in pixels, Q queries, D width of the language model, R runs
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -18,13 +17,13 @@ from torch import Tensor
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
 from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET
-from llama_adapter.runtime.graphs.onnx_export import cast_weights, check_export, export_graph
+from llama_adapter.runtime.graphs.onnx_export import cast_weights, check_export, write_graph
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
-from llama_adapter.vision.block import plain_attention
-from llama_adapter.vision.card import GRAPH_NAME, INPUT, OUTPUT, EncoderCard
+from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
-from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state, use_attention
+from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.onnx_graph import EncoderGraph
 
 _BATCH_SIZES: Final = (1, 3)  # for the comparison
 
@@ -41,44 +40,17 @@ def export_onnx(
 ) -> EncoderCard:
     """Write the encoder with the state dict `state` as ONNX: `input` (B, S, S, 3) -> `output` (B, Q, D), both `dtype`.
 
-    Pixels are RGB in 0..255. The batch is dynamic, and all other sizes are fixed. `name` is the model's name for
-    people. For the file and for `check`, see `runtime.graphs.onnx_export.export_graph`. The file contains the
-    returned card.
+    Pixels are RGB in 0..255. Only the batch is dynamic. `name` is the model's name for people. For the file and for
+    `check`, see `runtime.graphs.onnx_export.write_graph`. The file contains the returned card.
 
     Raises GraphError if a required package is missing and for weights that `dtype` cannot represent, ValueError for an
     unknown dtype or opset, and RuntimeError if `state` does not fit `config`.
     """
     check_export(dtype=dtype, opset=opset)
     card = EncoderCard(name=name, vision=config, dtype=dtype, opset=opset, fingerprint=fingerprint(state))
-    encoder, side = _exported_encoder(config, state, dtype=dtype), config.clip.image_size
-    export_graph(
-        encoder,
-        [torch.zeros(2, side, side, 3, dtype=encoder.dtype)],
-        Path(path),
-        input_names=[INPUT],
-        output_names=[OUTPUT],
-        graph_name=GRAPH_NAME,
-        card=card.to_graph(),
-        check=check,
-    )
+    encoder = encoder_from_state(config, cast_weights(state, dtype=dtype))
+    write_graph(EncoderGraph(encoder, opset=opset).model(), Path(path), card=card.to_graph(), check=check)
     return card
-
-
-def _exported_encoder(config: VisionConfig, state: Mapping[str, Tensor], *, dtype: GraphDtype) -> PictureEncoder:
-    """The encoder in `dtype` for RGB pixels.
-
-    If it was trained on BGR, the weights are flipped instead of the pixels.
-    """
-    cast = cast_weights(state, dtype=dtype)
-    is_flipped = config.channel_order == "bgr"
-    if is_flipped:
-        config = dataclasses.replace(config, channel_order="rgb")
-        cast["clip.patch_embedding.weight"] = cast["clip.patch_embedding.weight"].flip(1).contiguous()
-    encoder = encoder_from_state(config, cast)
-    if is_flipped:
-        encoder.mean, encoder.std = encoder.mean.flip(0).contiguous(), encoder.std.flip(0).contiguous()
-    use_attention(encoder, plain_attention)  # in operators that every runtime has; it scales q before the product
-    return encoder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

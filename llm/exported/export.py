@@ -46,9 +46,9 @@ def export_decoder(
     `returned`, for ATC, whose runtime accepts at most 128 dimensions in all inputs together. With `embeddings`, the
     graph takes embeddings in place of ids, for pictures.
 
-    Raises GraphError if onnx or onnxscript is missing, and for numbers that are not finite in `precision`.
+    Raises GraphError if onnx or onnx_ir is missing, and for numbers that are not finite in `precision`.
     """
-    require("onnx", "onnxscript")
+    require("onnx", "onnx_ir")
     import onnx_ir as ir
 
     with (folder / WEIGHTS_FILE).open("wb") as file:

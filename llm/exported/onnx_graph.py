@@ -33,6 +33,7 @@ from llama_adapter.llm.exported.step import (
 )
 from llama_adapter.llm.exported.weights_file import Linear, Stored, WeightsFile, external
 from llama_adapter.llm.rotary import Rotary
+from llama_adapter.runtime.graphs.onnx_builder import OnnxBuilder
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -42,23 +43,19 @@ if TYPE_CHECKING:
 # values: (R, layers * G, P, H).
 Storing = Literal["in_place", "returned", "stacked"]
 
-OPSET: Final = 17
-_IR_VERSION: Final = 8
 _MASKED: Final = -30000.0  # a score that float16 can represent and softmax turns into 0
 _CONTRIB: Final = "com.microsoft"
 
 
-class GraphBuilder:
+class GraphBuilder(OnnxBuilder):
     """Builds the graphs of a decoder that read their weights from `folder / location`."""
 
     def __init__(
         self, config: DecoderConfig, weights: WeightsFile, *, folder: Path, location: str, storing: Storing
     ) -> None:
+        super().__init__(weights.float_dtype, opsets={"": 17, _CONTRIB: 1})
         self._config, self._weights, self._storing = config, weights, storing
         self._folder, self._location = folder, location
-        self._tape: Any = None  # records the nodes of the graph that is being built
-        self._inputs: list[ir.Value] = []
-        self._initializers: dict[str, ir.Value] = {}
 
     def step(self, *, sampling: Literal["branch", "always", "never"], embeddings: bool = False) -> "ir.Model":
         """The graph of a step.
@@ -473,18 +470,6 @@ class GraphBuilder:
         )
         return self._op("Add", product, *added) if added else product
 
-    def _op(self, operator: str, *inputs: "ir.Value", **attributes: Any) -> "ir.Value":
-        value: ir.Value = self._tape.op(operator, list(inputs), attributes=attributes)
-        return value
-
-    def _op_n(self, operator: str, inputs: "Sequence[ir.Value]", count: int, **attributes: Any) -> "Sequence[ir.Value]":
-        made = self._tape.op_multi_out(operator, list(inputs), attributes=attributes, num_outputs=count)
-        values: Sequence[ir.Value] = made
-        return values
-
-    def _split(self, value: "ir.Value", *, axis: int, sizes: Sequence[int]) -> "Sequence[ir.Value]":
-        return self._op_n("Split", [value, self._ints(*sizes)], len(sizes), axis=axis)
-
     def _size(self, shape: "ir.Value", axis: int) -> "ir.Value":
         """One size of a shape, (1,)."""
         return self._op("Slice", shape, self._ints(axis), self._ints(axis + 1))
@@ -492,68 +477,8 @@ class GraphBuilder:
     def _column(self, value_T: "ir.Value") -> "ir.Value":
         return self._op("Unsqueeze", value_T, self._ints(1))
 
-    def _cast(self, value: "ir.Value", dtype: str) -> "ir.Value":
-        """Cast to a float type; does nothing in a float32 graph."""
-        if self._weights.float_dtype == "float32":
-            return value
-        return self._op("Cast", value, to=1 if dtype == "float32" else 10)
-
-    def _input(self, name: str, dtype: str, shape: Sequence[Any]) -> "ir.Value":
-        import onnx_ir as ir
-
-        value = ir.val(name, ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape)))
-        self._inputs.append(value)
-        return value
-
     def _tensor(self, name: str) -> "ir.Value":
         return self._stored(self._weights.tensors[name])
 
     def _stored(self, stored: Stored) -> "ir.Value":
         return self._initializer(stored.name, lambda: external(stored, location=self._location, folder=self._folder))
-
-    def _ints(self, *values: int) -> "ir.Value":
-        return self._constant(np.array(values, np.int64))
-
-    def _int(self, value: int) -> "ir.Value":
-        return self._constant(np.array(value, np.int64))
-
-    def _scalar(self, value: float, dtype: str | None = None) -> "ir.Value":
-        return self._constant(np.array(value, dtype or self._weights.float_dtype))
-
-    def _constant(self, values: np.ndarray) -> "ir.Value":
-        import onnx_ir as ir
-
-        name = f"constant_{values.dtype}_{values.shape}_{hash(values.tobytes()) & 0xFFFFFFFFFFFF:x}"
-        return self._initializer(name, lambda: ir.Tensor(values, name=name))
-
-    def _initializer(self, name: str, make: Any) -> "ir.Value":
-        import onnx_ir as ir
-
-        if name not in self._initializers:
-            tensor = make()
-            self._initializers[name] = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=tensor.shape, const_value=tensor
-            )
-        return self._initializers[name]
-
-    def _begin(self) -> None:
-        from onnx_ir.tape import Tape
-
-        self._tape, self._inputs, self._initializers = Tape(), [], {}
-
-    def _model(self, name: str, outputs: "Sequence[tuple[str, ir.Value, str, Sequence[Any]]]") -> "ir.Model":
-        import onnx_ir as ir
-
-        for port, value, dtype, shape in outputs:
-            value.name = port
-            value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
-            value.shape = ir.Shape(list(shape))
-        graph = ir.Graph(
-            self._inputs,
-            [value for _, value, _, _ in outputs],
-            nodes=self._tape.nodes,
-            initializers=list(self._initializers.values()),
-            opset_imports={"": OPSET, _CONTRIB: 1},
-            name=name,
-        )
-        return ir.Model(graph, ir_version=_IR_VERSION, producer_name="llama-adapter")

@@ -8,7 +8,7 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import one_line
 
-EXPORT_PACKAGES = ("onnx", "onnxscript", "onnxruntime")  # all packages of the extra `onnx`
+EXPORT_PACKAGES = ("onnx", "onnx_ir", "onnxruntime")  # all packages of the extra `onnx`
 INSTALL_HINT = install_hint("onnx")
 
 

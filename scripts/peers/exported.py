@@ -55,7 +55,7 @@ def open_openvino(path: str | os.PathLike[str], *, num_threads: int, batch_sizes
 
 def export_tower(config: VisionConfig, state: Mapping[str, Tensor], path: Path) -> None:
     """Export in float32 with our exporter; raises MissingPackage without its packages."""
-    for package in ("onnx", "onnxscript"):
+    for package in ("onnx", "onnx_ir"):
         require(package, package=package)
     export_onnx(config, state, path, name="random tower", dtype="float32")
 

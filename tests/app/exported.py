@@ -2,28 +2,20 @@
 
 import functools
 import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
-from torch import Tensor
-
-from llama_adapter.app.models.graph_export import decoder, to_onnx
 from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export_decoder
 from llama_adapter.app.models.graph_export.to_om import OmJob, run_export_om
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
 from llama_adapter.runtime.graphs.atc import AtcSettings
-from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
-from llama_adapter.runtime.graphs.defaults import OPSET
-from llama_adapter.vision.config import VisionConfig
 from tests.app.golden import model_options
-from tests.fakes.exported import ROOT, SOC, embedded_onnx, made_once, open_onnx
+from tests.fakes.exported import ROOT, SOC, made_once
 
 # Gears of OMs: they allow fewer rows in a step than the tests use, and some parts are padded.
 _GEARS = ("R=4,S=128,P=1,T=16", "R=1,S=512,P=1,T=64", "R=1,S=1,P=128,T=1", "R=5,S=1,P=128,T=5", "R=8,S=1,P=512,T=8")
@@ -43,40 +35,8 @@ def exported_embedded(**options: Any) -> str:
     """The embedded model with its encoder; `options` are those of `DecoderJob`. Tests must not change it."""
     with made_once("-".join(map(str, ["decoder-embedded", *options.values()]))) as (path, is_missing):
         if is_missing:
-            with shared_encoder():
-                run_export_decoder(DecoderJob(out=str(path), **options))
+            run_export_decoder(DecoderJob(out=str(path), **options))
     return str(path)
-
-
-@contextmanager
-def shared_encoder(find: Callable[[GraphDtype], Path] = embedded_onnx) -> Iterator[None]:
-    """Let exports of a model reuse the encoder of its type that `find` gives; that of the embedded model by default.
-
-    Tracing it takes most of an export's time.
-    """
-    copy = functools.partial(_copy_encoder, find)
-    with mock.patch.object(decoder, "export_onnx", copy), mock.patch.object(to_onnx, "export_onnx", copy):
-        yield
-
-
-def _copy_encoder(
-    find: Callable[[GraphDtype], Path],
-    config: VisionConfig,
-    state: Mapping[str, Tensor],
-    path: Path,
-    *,
-    name: str,
-    dtype: GraphDtype,
-    opset: int = OPSET,
-    check: Callable[[Path], None] = lambda made: None,
-) -> None:
-    """A replacement for `export_onnx`, for the model of the encoder only."""
-    made = find(dtype)
-    card = open_onnx(made, threads=1).card
-    assert card is not None
-    assert (card.vision, card.fingerprint, card.opset) == (config, fingerprint(state), opset)
-    check(made)
-    shutil.copy(made, path)
 
 
 @functools.cache

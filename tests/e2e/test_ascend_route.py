@@ -15,7 +15,6 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.command_line.main import main
 from llama_adapter.app.jobs.wording import one_line
 from tests.app.command import Ran, run_several
-from tests.app.exported import shared_encoder
 from tests.app.golden import GOLDEN, ROOT, model_options
 from tests.fakes.exported import embedded_onnx
 from tests.npu import conftest
@@ -278,8 +277,7 @@ def test_a_decoder_in_om_files_answers_without_torch(tmp_path: Path) -> None:
     sizes = [("R=1", "S=64", "P=1", "T=4"), ("R=1", "S=128", "P=1", "T=4"), ("R=4", "S=1", "P=128", "T=4")]
     gears = [part for size in sizes for part in ("--sizes", ",".join(size))]
     pictures = [str(picture) for picture in PICTURES[:5]]
-    with shared_encoder():
-        assert main(["export", "decoder", "--format", "onnx-atc", "--out", str(folder)]) == 0
+    assert main(["export", "decoder", "--format", "onnx-atc", "--out", str(folder)]) == 0
     *made, captions, alone = run(
         [
             ["export", "om", str(folder / "decoder.onnx"), *flags, *gears],

@@ -111,7 +111,7 @@ def _check_parity(graph: Graph, file: Path, loaded: LoadedEncoder, pixels_BHWC: 
         f"The exported graph does not compute what the encoder does; {told_parity(parity)}",
         hint="float16 may be too narrow for these weights: export with --dtype float32"
         if is_half
-        else "other versions of torch, onnx or onnxscript may do better; nothing was written",
+        else "other versions of onnx or onnxruntime may do better; nothing was written",
     )
 
 
