@@ -91,6 +91,7 @@ REFUSED = {
     "an object in several lines": b"{\n" + WHOLE[1:].replace(b", ", b",\n"),
     "a record with a number for a text": WHOLE.replace(b'"text": "', b'"text": 3, "was": "'),
     "a record without two fields": WHOLE.replace(b'"prompt": "', b'"p": "').replace(b', "finish": "', b', "f": "'),
+    "an object without three": WHOLE.replace(b'"prompt"', b'"p"').replace(b'"finish"', b'"f"').replace(b'"ms"', b'"m"'),
     "a list of records at the end": WHOLE + b"[" + WHOLE.rstrip().replace(b"\n", b",") + b"]",
     "a line of LLaVA": b'{"id": "000000033471", "image": "33471.jpg", "conversations": []}\n',
     "another object": b'{"id": 1}\n',
