@@ -6,8 +6,8 @@ Lines that are not records may be torn by a crash, or be something else.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from llama_adapter.runtime.errors import LlamaAdapterError
 
@@ -17,9 +17,23 @@ PART_NAME: Final = re.compile(r"part-(\d{5,})\.jsonl")  # a file in a folder of 
 # six.
 MAX_RECORD_BYTES: Final = 2**24
 
+# The types of the fields that every answer has.
+FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("id", "picture", "prompt", "text", "finish", "run"), (str,)),
+    **dict.fromkeys(("choice", "error"), (dict, type(None))),
+    "tokens": (int,),
+    "ms": (dict,),
+}
+_MOST_FAULTY: Final = 2  # fields; an object with more of them is something else
+
+# Fields that other programs, such as pandas, write as 1.0 if some records lack them.
+_INTEGERS: Final = ("tokens", "number", "row")
+_TRUTHS: Final = ("unfamiliar", "transparent", "damaged")
+
 _BEGINNING: Final = b'{"id": "'
 # Quotes within strings are escaped, so this matches only at the beginning of a record.
 _RECORD: Final = re.compile(rb'\{\s*"id"\s*:\s*"')
+_LIST: Final = re.compile(rb"\[\s*" + _RECORD.pattern)
 _NOT_A_RECORD: Final = ("is not a record", "name another file, or move this one away")
 _SEVERAL_VALUES: Final = "`jq -c . FILE > NEW_FILE` writes one in each line"
 
@@ -47,9 +61,28 @@ def read_lines(path: str | os.PathLike[str], parse: Callable[[bytes], _Parsed | 
             offset += len(line)
 
 
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object in a line; None for anything else. Integers and truth values that became 1.0 are as they were."""
+    try:
+        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would accept UTF-16 as well
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    for kind, names in ((int, _INTEGERS), (bool, _TRUTHS)):
+        for name in names:
+            number = value.get(name)
+            if isinstance(number, float) and number.is_integer() and kind(number) == number:
+                value[name] = kind(number)
+    return value
+
+
 def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
     """The error for a file with other content. `line` is the content at `where`, if known."""
-    fault, advice = fault_in(line)
+    if where == "line 1" and _LIST.match(line):
+        fault, advice = "begins a list of records", "`jq -c '.[]' FILE > NEW_FILE` writes one in each line"
+    else:
+        fault, advice = fault_in(line)
     return RecordFileError(
         f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."
     )
@@ -87,20 +120,24 @@ def fault_in(line: bytes) -> tuple[str, str]:
         return "is compressed by gzip", "unpack it"
     if len(line) > MAX_RECORD_BYTES:
         return f"has more than {MAX_RECORD_BYTES:,} bytes, so that its line feeds must be lost", _SEVERAL_VALUES
-    if re.match(rb"\[\s*(\{|$)|\{\s*$", line):  # values, but not one in a line
-        each = "'.[]'" if line.startswith(b"[") else "."
-        return "begins a list, or an object of several lines", f"`jq -c {each} FILE > NEW_FILE` writes one in each line"
     end = _end_of_first_value(line)
     if end is None or not line[end:].strip():
+        if (field := _faulty_field(line)) is not None:
+            return f"is a record whose `{field}` is missing or of another type", "restore it, or name another file"
         several = len(_RECORD.findall(line)) > 1
-        if end is not None and _RECORD.match(line) and not several:
-            return "is a record in which a field is missing or of another type", "restore it, or name another file"
         return ("holds several records, and one of them is damaged", _NOT_A_RECORD[1]) if several else _NOT_A_RECORD
     if not line[end:].lstrip().startswith(b"{"):
         return _NOT_A_RECORD
     by_returns = line[end:].startswith(b"\r")
     what = "holds several records, divided by carriage returns alone" if by_returns else "holds several records"
     return f"{what}: their line feeds are lost", _SEVERAL_VALUES
+
+
+def _faulty_field(line: bytes) -> str | None:
+    """The first field that is missing or of another type in a line that is nearly an answer, else None."""
+    value = parse_object(line) or {}
+    faulty = [name for name, kinds in FIELDS.items() if type(value.get(name, ...)) not in kinds]
+    return faulty[0] if 0 < len(faulty) <= _MOST_FAULTY else None
 
 
 def _end_of_first_value(line: bytes) -> int | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ MAX_BYTES: Final = 128 << 20  # counted in float32
 MAX_AGE_S: Final = 30.0
 _IDLE_AGE_S, _POLL_S = 2.0, 0.1  # used while a list on stdin has nothing new
 
+# Quotes within strings are escaped, so this matches only the field.
+_FILE_OF_RECORD: Final = re.compile(rb'"file"\s*:\s*"(' + PREFIX_FILE.pattern.encode() + rb')"')
+
 
 class _Kept(NamedTuple):
     """An encoded picture that waits for its file."""
@@ -70,15 +74,20 @@ class EncodeRunner:
 
     @contextmanager
     def open(self, job: Job) -> Iterator[None]:
-        """Load the encoder and start the reader. Raises UsageError if the folder holds other records or prefixes."""
+        """Load the encoder and start the reader.
+
+        Raises UsageError if the folder holds other records or prefixes, or lacks files that its records name.
+        """
         assert job.out is not None, "the command line asks for it"
         self._job, self._folder = job, Path(job.out)
+        if not job.overwrite:
+            _check_records(self._folder)  # before the encoder, which may take long to load
         with ExitStack() as stack:
             self.spec, encoder = _open(job.spec, self._sources, keeps=self._keeps)
             stack.enter_context(closing(encoder.vision))
             self._encoder, encoding = encoder, encoder.encoding
             if not job.overwrite:
-                _check_folder(self._folder, encoding)
+                _check_encoding(self._folder, encoding)
             self.info = ModelInfo(
                 name=encoding.name,
                 digest=hashlib.sha256(encoding.to_json().encode()).hexdigest(),
@@ -193,18 +202,29 @@ def _prefix_files(folder: Path) -> dict[int, Path]:
     return {int(match[1]): file for match, file in found if match is not None}
 
 
-def _check_folder(folder: Path, encoding: Encoding) -> None:
-    """Raise UsageError if the folder holds prefixes of another encoding, or other records, or lacks files."""
-    shown = shown_name(str(folder))
-    if (folder / FIRST_FILE).exists() and (found := read_first_file(str(folder)).encoding) != encoding:
-        raise UsageError(f"`{shown}` {differences(found, encoding)}", hint="choose another folder, or pass --overwrite")
+def _check_records(folder: Path) -> None:
+    """Raise UsageError if the folder holds records of answers, or lacks files that its records name."""
+    shown, named = shown_name(str(folder)), set[str]()
     for part in filter(is_part, folder.iterdir()):
-        files = {str(dict(record).get("file", "")) for record in read_records(part) if record["error"] is None}
-        if "" in files:
+        first = next((record for record in read_records(part) if record["error"] is None), None)
+        if first is not None and "file" not in first:
             raise UsageError(f"`{shown}` holds records of answers", hint="choose another folder")
-        if lacking := sorted(shown_name(file) for file in files if not (folder / file).exists()):
-            hint = "copy it there again, or encode all pictures again with --overwrite"
-            raise UsageError(f"`{shown}` lacks `{lacking[0]}`, which its records name", hint=hint)
+        with open(part, "rb") as lines:
+            named.update(match[1].decode() for match in map(_FILE_OF_RECORD.search, lines) if match is not None)
+    lacking = sorted(named - {file.name for file in folder.iterdir()})
+    if lacking:
+        raise UsageError(
+            f"`{shown}` lacks {len(lacking):,} of the {len(named):,} prefix files that its records name: "
+            f"`{lacking[0]}`{' and others' if len(lacking) > 1 else ''}",
+            hint="copy the whole folder again, or encode all pictures again with --overwrite",
+        )
+
+
+def _check_encoding(folder: Path, encoding: Encoding) -> None:
+    """Raise UsageError if the folder holds prefixes of another encoding."""
+    if (folder / FIRST_FILE).exists() and (found := read_first_file(str(folder)).encoding) != encoding:
+        message = f"`{shown_name(str(folder))}` {differences(found, encoding)}"
+        raise UsageError(message, hint="choose another folder, or pass --overwrite")
 
 
 def _open(spec: CaptionerSpec, sources: EncoderSources, *, keeps: Kept) -> tuple[CaptionerSpec, OpenEncoder]:

@@ -21,7 +21,6 @@ from llama_adapter.app.jobs.records.record import Record, moved_record
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.pictures.inputs import PictureInput
-from llama_adapter.app.pictures.names import file_of
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.runtime.text import shown_name
@@ -33,7 +32,7 @@ class Asked:
 
     key: RecordKey
     root: str | None  # the folder or archive that the user named
-    path: str | None  # the file of the picture or prompt, if it has one
+    path: str | None  # the picture's file, if it has one
     supersedes: tuple[str, ...]  # names that failed in an earlier run and under which this picture was found now
     has_failed: bool = False  # in an earlier run
 
@@ -69,7 +68,6 @@ class JobPlanner:
         questions, failures = [], []
         common, own = self.job.questions, () if self.job.is_encoding else picture.questions
         supersedes = self._superseded_by(picture)
-        place = file_of(picture.label) if picture.source is None else picture.source
         for question in questions_about(own, common=common) if own else common:
             filled, error = self._fill(question, picture) if own or self._has_templates else (question, None)
             if self.job.needs_question and filled.is_caption and picture.error is None:
@@ -78,7 +76,7 @@ class JobPlanner:
                 asked = Asked(
                     key=self._key(filled, picture.label, number),
                     root=picture.root,
-                    path=place if isinstance(place, str) else None,
+                    path=picture.source if isinstance(picture.source, str) else None,
                     supersedes=supersedes,
                 )
                 if self.job.paddlenlp_out is not None:

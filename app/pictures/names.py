@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 
 
 def name_as_text(name: str) -> str:
@@ -21,11 +20,6 @@ def name_key(name: str) -> int:
 def picture_key(name: str) -> int:
     """As `name_key`, but the same for spellings of a path, such as `./a.png`. Links are not resolved."""
     return name_key(name if "://" in name or "\0" in name else os.path.abspath(name))
-
-
-def file_of(name: str) -> str:
-    """The file of `FILE#ROW`, the name of a prompt; another name is returned as it is."""
-    return re.sub(r"#\d+$", "", name)
 
 
 def place_of(path: str) -> str:

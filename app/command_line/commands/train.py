@@ -63,9 +63,10 @@ def _job(options: argparse.Namespace, given: dict[str, Any]) -> "TrainJob":
         CaptionerSpec, {**values, "batch_size": 8} | ({"clip": None, "visual_heads": None} if is_new else {})
     )
     sizes = [one for one in options.effective if one.setting.dest in _OF_NEW]  # a run's `settings.yaml` has them all
-    if not is_new and any(one.kind in ("flag", "variable") or one.value != one.setting.default for one in sizes):
+    given_sizes = [one.name for one in sizes if one.kind in ("flag", "variable") or one.value != one.setting.default]
+    if given_sizes and not is_new:
         raise UsageError(
-            "--num-queries, --adapter-layers, --visual-width and --visual-depth are sizes of a new adapter",
+            f"only a new adapter takes a size: {', '.join(given_sizes)}",
             hint="an adapter or bundle that is trained further has its own",
         )
     made = {"spec": spec, "choice": choice, "optimisation": settings(Optimisation, values), "settings": given}

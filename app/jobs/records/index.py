@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.jobs.records.record import Record, parse_record, superseded_names
-from llama_adapter.app.pictures.names import file_of, name_key, place_of
+from llama_adapter.app.pictures.names import name_key, place_of
 from llama_adapter.runtime.record_lines import read_lines
 
 State = Literal["answered", "failed"]
@@ -75,8 +75,8 @@ class RecordIndex:
 
     A record belongs to a picture if id and name match. A record with the same id and another name belongs to it too if
     no file of that name exists, or if the name is another spelling of the picture's path. So renamed and moved pictures
-    are not answered again. If both files exist, they are copies, and each gets its own record. So does the same prompt
-    in two files. A record with `moved_from` is a copy of one under a former name, which it replaces.
+    are not answered again. If both files exist, they are copies, and each gets its own record. A record with
+    `moved_from` is a copy of one under a former name, which it replaces.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
@@ -142,7 +142,7 @@ class RecordIndex:
         return self._record_of(failed)["run"] != self._record_of(answered)["run"]
 
     def claim(self, record_id: str, picture: str, *, path: str | None = None) -> Claim | None:
-        """Claim the record of this picture or prompt, whose file is `path`, unless another one has claimed it.
+        """Claim the record of this picture, whose file is `path`, unless another picture has claimed it.
 
         Not thread-safe.
         """
@@ -196,8 +196,8 @@ def _bounds(ascending: Keys, value: np.uint64, first: int, last: int) -> tuple[i
 
 
 def _stands_for(record: Record, path: str | None) -> bool:
-    """Whether a record under another name may belong to the picture, or the prompt, whose file is `path`."""
-    recorded = file_of(record["picture"])
+    """Whether a record under another name may belong to the picture whose file is `path`."""
+    recorded = record["picture"]
     if "://" in recorded:
         return False
     if path is not None and os.path.lexists(recorded):

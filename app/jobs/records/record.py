@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.jobs.records.key import RecordKey
-from llama_adapter.runtime.record_lines import PART_NAME, read_lines
+from llama_adapter.runtime.record_lines import FIELDS, PART_NAME, parse_object, read_lines
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 
 
@@ -123,29 +123,20 @@ def superseded_names(record: Record) -> list[str]:
 
 def parse_record(line: bytes) -> Record | None:
     """The record in a line; None for anything else, also if a value has the wrong type: files are not trusted."""
-    try:
-        value = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would accept UTF-16 as well
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not value.keys() >= Record.__required_keys__:
-        return None
-    if isinstance(value.get("unfamiliar"), float) and value["unfamiliar"] in (0.0, 1.0):
-        value["unfamiliar"] = bool(value["unfamiliar"])  # as pandas writes it if some records have none
-    return cast(Record, value) if _is_sound(value) else None
+    value = parse_object(line)
+    return cast(Record, value) if value is not None and _is_sound(value) else None
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    texts = (record[name] for name in ("id", "picture", "prompt", "text", "finish", "run"))
+    if not all(type(record.get(name, ...)) in kinds for name, kinds in FIELDS.items()):
+        return False
     error, choice = record["error"], record["choice"]
     return (
-        _are(str, *texts)
-        and type(record["tokens"]) is int
-        and 0 <= record["tokens"] < 2**63
+        0 <= record["tokens"] < 2**63
         and isinstance(record.get("unfamiliar"), bool | None)
         and isinstance(record.get("moved_from"), str | None)
-        and (error is None or (isinstance(error, dict) and _are(str, error.get("code"), error.get("message"))))
-        and (choice is None or (isinstance(choice, dict) and len(choice) > 1 and _are_numbers(choice.values())))
-        and isinstance(record["ms"], dict)
+        and (error is None or _are(str, error.get("code"), error.get("message")))
+        and (choice is None or (len(choice) > 1 and _are_numbers(choice.values())))
         and _are_numbers(record["ms"].values())
     )
 

@@ -1,6 +1,5 @@
 """Pictures that `encode` encoded: a prefix file, or a folder of prefix files with records."""
 
-import json
 import os
 from array import array
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from llama_adapter.app.pictures.inputs.items import PictureInput
 from llama_adapter.app.pictures.names import name_key
 from llama_adapter.app.pictures.prefixes import PREFIX_FILE
 from llama_adapter.app.pictures.prefixes.file import PrefixFileError, PrefixRow, read_prefix_file
-from llama_adapter.runtime.record_lines import PART_NAME, RecordFileError, read_lines
+from llama_adapter.runtime.record_lines import PART_NAME, RecordFileError, parse_object, read_lines
 from llama_adapter.runtime.text import shown_name
 from llama_adapter.vision.formats import PICTURE_NOTES
 
@@ -43,20 +42,20 @@ def prefix_inputs(name: str) -> Iterator[PictureInput]:
 
 
 def _current_records(folder: str) -> Iterator[dict[str, Any]]:
-    """The records that count. Memory use is 80 bytes for each record in the folder."""
+    """The records that count. Memory use is 80 bytes for each record, and 100 more for each of a moved picture."""
     numbered = ((PART_NAME.fullmatch(part.name), part) for part in Path(folder).iterdir())
     parts = [part for _, part in sorted((int(match[1]), part) for match, part in numbered if match is not None)]
     if not parts:
         raise RecordFileError("there is no part-00000.jsonl")
     runs: dict[str, int] = {}
     names, ranks = array("Q"), array("Q")
-    moved: dict[tuple[str, str], int] = {}  # former name and digest of a picture -> the run that found it elsewhere
+    moved: dict[int, int] = {}  # key of a picture's digest and former name -> the run that found it elsewhere
     for record in (record for part in parts for _, record in read_lines(part, _record)):
         number = runs.setdefault(record["run"], len(runs))
         names.append(name_key(record["picture"]))
         ranks.append(number + (_SUCCESS if record["error"] is None else 0))
-        if "moved_from" in record:
-            moved[str(record["moved_from"]), str(record.get("digest"))] = number
+        if isinstance(former := record.get("moved_from"), str):
+            moved[_key(record, former)] = number
     _, of_name = np.unique(np.array(names, dtype=np.uint64), return_inverse=True)
     rank = np.array(ranks, dtype=np.uint64)
     highest = np.zeros(len(rank), dtype=np.uint64)
@@ -64,18 +63,24 @@ def _current_records(folder: str) -> Iterator[dict[str, Any]]:
     counts = rank == highest[of_name]
     records = (record for part in parts for _, record in read_lines(part, _record))
     for record, does in zip(records, counts, strict=False):
-        if does and runs[record["run"]] >= moved.get((record["picture"], str(record.get("digest"))), 0):
+        if does and runs[record["run"]] >= moved.get(_key(record, record["picture"]), 0):
             yield record
+
+
+def _key(record: dict[str, Any], name: str) -> int:
+    return name_key(f"{record.get('digest')} {name}")
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     """A record of `encode`, None for anything else: files are not trusted."""
+    record = parse_object(line)
+    if record is None:
+        return None
     try:
-        record = json.loads(line.decode("utf-8-sig", "surrogatepass"))
         texts = [record["picture"], record["run"]]
         error = record["error"]
         texts += [] if error is None else [error["code"], error["message"]]
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
     return record if all(isinstance(text, str) for text in texts) else None
 
@@ -91,5 +96,6 @@ def _item(record: dict[str, Any], *, folder: str) -> PictureInput:
     if isinstance(file, str) and PREFIX_FILE.fullmatch(file) and type(row) is int and row >= 0 and type(digest) is str:
         notes = tuple(note for note in PICTURE_NOTES if record.get(note) is True)
         return PictureInput(source=PrefixRow(os.path.join(folder, file), row, digest, notes), label=label, root=folder)
-    message = f"Wanted the place of an encoded picture in the record of `{shown_name(label)}`; encode it again."
+    wanted = f"Wanted the place of an encoded picture in the record of `{shown_name(label)}`"
+    message = f"{wanted}; encode all pictures again with --overwrite."
     return PictureInput.failed(label, "prefixes", message, root=folder)

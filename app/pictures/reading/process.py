@@ -46,7 +46,7 @@ ENVIRONMENT = {
 REAP_LIMIT_S = 1.0
 TICK_S = 0.05  # interval between calls of `keep_waiting`
 STOPPED_LIMIT_S = 5.0  # a process that is stopped for this long, as by SIGSTOP, is killed
-AWAY_S = 1.0  # if this process does not run for this long, it was stopped or frozen, as in a container
+AWAY_S = 1.0  # a poll that ends this late is taken for a sign that the processes were frozen, as by `docker pause`
 SLOW_NICENESS = 5  # about a quarter of the processor time of other processes
 # A process that uses more memory than this after a picture is replaced, so that the memory is released.
 MAX_KEPT_BYTES = 384 * 2**20
@@ -157,20 +157,22 @@ class ReadingProcess:
                 self._connection.sendall(part)
 
     def _wait(self, keep_waiting: KeepWaiting | None, *, deadline: float | None) -> float | None:
-        """Wait until data can be received; returns the deadline, later by the time in which this process did not run.
+        """Wait until data can be received; returns the deadline, later by the time in which the processes were frozen.
 
         Raises TimeoutError after the deadline. A process that stays stopped is killed: ConnectionError.
         """
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         cpu_before: float | None = None
-        runs_at = looked_at = time.monotonic()  # when it was last seen not stopped, and when it was last looked at
+        runs_at = time.monotonic()  # when it was last seen not stopped
         while True:
+            polled_at = time.monotonic()
             has_data = poll.poll(min(TICK_S, _remaining(deadline) or TICK_S) * 1e3)
             now = time.monotonic()
-            if (away_s := now - looked_at) > AWAY_S:  # then the reading process was probably frozen too
-                deadline, runs_at = deadline and deadline + away_s, now
-            looked_at = now
+            away_s = now - polled_at - TICK_S
+            if away_s > AWAY_S:  # a guess: both processes were frozen
+                runs_at = now
+                deadline = None if deadline is None else deadline + away_s
             if has_data:
                 return deadline
             if deadline is not None and now > deadline:

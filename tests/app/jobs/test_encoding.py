@@ -1,5 +1,6 @@
 """`encode` on one machine and `caption` on another give the records of `caption` alone."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -24,6 +25,7 @@ from llama_adapter.app.jobs.records.record import read_records
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs.encoded import prefix_inputs
 from llama_adapter.app.pictures.prefixes.file import PrefixRow, StoredPicture, read_prefix_file, write_prefixes
 from llama_adapter.app.pictures.reading.prefetch import Prefetcher
 from tests.app.command import Ran, Run, run_several
@@ -193,18 +195,67 @@ def test_a_later_run_encodes_what_is_new_or_changed(run: Run, folder: Path, tmp_
     assert answers == run("caption", str(folder), model_flags(), "--max-new-tokens", "6").texts()
     assert len(answers) == 4
 
-    (folder / NAMES[2]).rename(folder / "moved.jpg")
-    moved = run(command, "--format", "jsonl")
-    assert moved.records == []
-    names = sorted(Path(record["picture"]).name for record in run("caption", str(prefixes), DECODER).records)
-    assert names == sorted(["copy.jpg", "moved.jpg", *NAMES[:2]])
-
-    (prefixes / "prefixes-00000.safetensors").unlink()
-    lacking = run(command)
-    assert (lacking.code, "lacks `prefixes-00000.safetensors`, which its records name" in lacking.err) == (2, True)
     over = run(command, "--overwrite", "--format", "jsonl")
     assert len(over.records) == 4
     assert [file.name for file in sorted(prefixes.glob("*.safetensors"))] == ["prefixes-00000.safetensors"]
+
+
+def test_a_picture_that_moves_has_its_last_name_alone_also_in_records_that_pandas_wrote_again(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    prefixes = tmp_path / "prefixes"
+    command = ["encode", str(folder), *ENCODER, "--out", str(prefixes), *HERE]
+
+    def moved(name: str, other: str) -> list[str]:
+        """The names of the encoded pictures after a picture was renamed and all were encoded again."""
+        (folder / name).rename(folder / other)
+        assert run(command, "--format", "jsonl").records == []
+        return sorted(Path(item.label).name for item in prefix_inputs(str(prefixes)))
+
+    first, *others = NAMES
+    run(command)
+    assert moved(first, "moved.jpg") == sorted(["moved.jpg", *others])
+    assert moved("moved.jpg", first) == sorted(NAMES)
+    assert moved(first, "moved.jpg") == sorted(["moved.jpg", *others])
+
+    shutil.copy(BROKEN.parent / "pictures" / "12-red-star.jpg", folder / first)  # another picture of the former name
+    assert len(run(command, "--format", "jsonl").records) == 1
+    before = list(prefix_inputs(str(prefixes)))
+    assert sorted(Path(item.label).name for item in before) == sorted(["moved.jpg", *NAMES])
+
+    records = prefixes / "part-00000.jsonl"
+    rewritten = [
+        {"moved_from": None, **record, "row": float(record["row"]), "transparent": 1.0}
+        for record in map(dict, read_records(records))
+    ]
+    records.write_text("".join(json.dumps(record) + "\n" for record in rewritten))
+    after = list(prefix_inputs(str(prefixes)))
+    assert [item.label for item in after] == [item.label for item in before]
+    for item, was in zip(after, before, strict=True):
+        assert item.source == dataclasses.replace(was.source, notes=("transparent",))
+    assert run(command, "--format", "jsonl").records == []
+
+
+def test_a_folder_of_answers_or_that_lacks_files_is_refused_before_the_encoder_is_opened(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes, answers = tmp_path / "prefixes", tmp_path / "answers"
+    command = ["encode", str(folder), *ENCODER, *HERE]
+    run(command, "--out", str(prefixes))
+    (folder / NAMES[0]).write_bytes((folder / NAMES[1]).read_bytes())
+    run(command, "--out", str(prefixes))
+    run("caption", str(folder), model_flags(), "--max-new-tokens", "1", "--out", f"{answers}/")
+    opens = encoding._open
+    monkeypatch.setattr(encoding, "_open", lambda *_, **__: pytest.fail("it is opened"))
+
+    assert "`answers` holds records of answers" in run(command, "--out", str(answers)).told.replace(f"{tmp_path}/", "")
+    for number, wanted in ((1, "lacks 1 of the 2 "), (0, "lacks 2 of the 2 ")):
+        (prefixes / f"prefixes-0000{number}.safetensors").unlink()
+        lacking = run(command, "--out", str(prefixes))
+        assert lacking.code == 2
+        assert f"{wanted}prefix files that its records name: `prefixes-0000{number}.safetensors`" in lacking.err
+    monkeypatch.setattr(encoding, "_open", opens)
+    assert run(command, "--out", str(prefixes), "--overwrite").code == 0
 
 
 @pytest.fixture

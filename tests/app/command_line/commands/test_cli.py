@@ -108,6 +108,18 @@ def test_the_settings_of_a_training_start_it_again_and_replace_nothing(
     assert replace(jobs[1], settings={}) == replace(jobs[0], settings={}, force=False)
 
 
+def test_a_size_of_a_new_adapter_is_refused_for_another_one_wherever_it_is_set(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llama_adapter.app.learning.training.run.train", lambda job: pytest.fail("it is trained"))
+    (file := tmp_path / "settings.yaml").write_text("training:\n  num_queries: 4\n")
+    monkeypatch.setenv("LLAMA_ADAPTER_VISUAL_WIDTH", "64")
+
+    ran = run("train", "photos", "--out", "a.pth", "--config", str(file), "--adapter-layers", "2")
+    names = f"num_queries ({file}:2), --adapter-layers, LLAMA_ADAPTER_VISUAL_WIDTH"
+    assert (ran.code, f"only a new adapter takes a size: {names}\n" in ran.err) == (2, True), ran.err
+
+
 def test_a_checkpoint_of_another_size_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "TINY"
     other.mkdir()

@@ -12,7 +12,6 @@ from llama_adapter.app.jobs.exports.survey import Selection, survey
 from llama_adapter.app.jobs.records.file import RecordWriter
 from llama_adapter.app.jobs.records.index import Claim, Moves, RecordIndex
 from llama_adapter.app.jobs.records.record import Record, moved_record
-from llama_adapter.app.pictures.names import file_of
 from tests.app.recorded import failed, recorded
 
 ID = recorded()["id"]  # the id of all pictures with the same bytes
@@ -173,24 +172,6 @@ def test_a_record_of_a_moved_picture_replaces_the_one_under_the_former_name(
 
     Path("new.png").touch()  # a copy: the record under its name was replaced
     assert state(index_of(tmp_path, former, moved, back), ID, "new.png", path="new.png") is None
-
-
-def test_a_prompt_moves_within_its_file_and_with_it_and_has_a_record_in_each_of_two_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    former = recorded(picture="p.txt#1")
-    for there, name, claim in (
-        ("p.txt", "p.txt#2", Claim("answered", former)),  # a line was inserted
-        ("p.txt", "../{folder}/p.txt#1", Claim("answered", former)),
-        ("p.txt", "q.txt#1", None),
-        ("q.txt", "q.txt#1", Claim("answered", former)),  # the file was renamed
-    ):
-        Path(there).touch()
-        name = name.format(folder=tmp_path.name)
-        assert index_of(tmp_path, former).claim(ID, name, path=file_of(name)) == claim
-        Path(there).unlink()
-        (tmp_path / "answers.jsonl").unlink()
 
 
 def test_thousands_of_moves_are_found_as_a_loop_finds_them() -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.app.jobs.records.record import json_line, parse_record
+from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
+from llama_adapter.runtime.record_lines import FIELDS
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
+from llama_adapter.vision.formats import PICTURE_NOTES
 from tests.app.recorded import failed, recorded
 
 
@@ -60,7 +62,7 @@ def test_numbers_that_json_lacks_become_null() -> None:
         *({"choice": wrong} for wrong in ([], {}, {"a": 1.0}, {"a": "1", "b": 0}, {"a": True, "b": 0})),
         *({"ms": wrong} for wrong in ([], {"total": "1"}, {"total": float("inf")}, {"total": 10**400})),
         *({"tokens": wrong} for wrong in ("3", 1.5, True, -1, 2**63)),
-        *({"unfamiliar": wrong} for wrong in ("no", 0.5, float("nan"))),
+        *({"unfamiliar": wrong} for wrong in ("no", 0.5, 2.0, float("nan"))),
     ],
 )
 def test_a_value_of_another_kind_makes_a_line_no_record(values: dict[str, Any]) -> None:
@@ -69,9 +71,23 @@ def test_a_value_of_another_kind_makes_a_line_no_record(values: dict[str, Any]) 
     assert parse_record(json.dumps(recorded()).encode()) == recorded()
 
 
-def test_truth_values_that_pandas_wrote_as_numbers_are_truth_values() -> None:
-    for number, truth in ((0.0, False), (1.0, True)):
-        assert parse_record(json.dumps(recorded() | {"unfamiliar": number}).encode())["unfamiliar"] is truth
+@pytest.mark.parametrize(
+    ("name", "number", "value"),
+    [
+        *((name, number, bool(number)) for name in ("unfamiliar", *PICTURE_NOTES) for number in (0.0, 1.0)),
+        *(("transparent", number, number) for number in (2.0, 0.5)),
+        *((name, 3.0, 3) for name in ("tokens", "number", "row")),
+        ("row", 0.5, 0.5),
+        ("another", 1.0, 1.0),
+    ],
+)
+def test_integers_and_truth_values_that_pandas_wrote_are_what_they_were(name: str, number: float, value: Any) -> None:
+    found = parse_record(json.dumps(recorded() | {name: number}).encode())[name]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_the_fields_of_answers_are_those_of_records() -> None:
+    assert FIELDS.keys() == Record.__required_keys__
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def test_damage_is_told(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
             path.write_bytes(BYTES[name](path.read_bytes()))
         with pytest.raises(PrefixFileError) as caught:
             read_prefix_file(path)
+        assert caught.value.hint.endswith("`llama-adapter encode --overwrite`")
         told[name] = caught.value.message.replace(str(tmp_path), "")
 
     assert told == snapshot

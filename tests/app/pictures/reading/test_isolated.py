@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,24 +178,69 @@ def test_a_picture_that_hangs_has_an_error_and_the_next_one_is_fine(monkeypatch:
         threading.Timer(0.2, to_all(reader, signal.SIGCONT), [digest]).start()
         return is_wanted
 
-    def freezes(reading: process.ReadingProcess, cpu_s: float) -> None:
-        """Both processes were frozen, as by `docker pause`, for longer than the limit."""
-        clock.ahead_s += 100.0
-        os.kill(reading.child.process.pid, signal.SIGCONT)
+    dawdled = []
+
+    def dawdles(reading: process.ReadingProcess, cpu_s: float) -> None:
+        clock.ahead_s += process.AWAY_S + 0.1
+        dawdled.append(cpu_s)
 
     monkeypatch.setattr(process, "time", clock)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:
         reader.read(PICTURES[0])
         waited = reader.read(PICTURES[0], wants_pixels=wants_pixels)
-        frozen = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP), keep_waiting=freezes)
+        slow = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP), keep_waiting=dawdles)
         hung = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
         after = reader.read(PICTURES[1])
 
     assert waited.error is None  # the time that the caller takes does not count
-    assert is_same(frozen, waited)  # nor the time in which this process did not run
+    assert (slow.error.code, len(dawdled) <= 3) == ("timeout", True)  # the time that `keep_waiting` takes does
     assert (hung.error.code, hung.digest) == ("timeout", after.digest and read_here(PICTURES[0]).digest)
     assert str(PICTURES[0]) in hung.error.message
     assert is_same(after, read_here(PICTURES[1]))
+
+
+class Frozen:
+    """`select` in which the first polls find nothing, and last longer, as if the processes were frozen each time."""
+
+    POLLIN = select.POLLIN
+
+    def __init__(self, clock: Clock, reader: IsolatedReader, seconds: list[float]) -> None:
+        self.clock, self.reader, self.seconds = clock, reader, list(seconds)
+
+    def poll(self) -> SimpleNamespace:
+        poll = select.poll()
+        return SimpleNamespace(register=poll.register, poll=lambda ms: self.freeze() if self.seconds else poll.poll(ms))
+
+    def freeze(self) -> list[tuple[int, int]]:
+        self.clock.ahead_s += self.seconds.pop()
+        to_all(self.reader, signal.SIGSTOP if self.seconds else signal.SIGCONT)("")
+        for process_id in self.reader.process_ids if self.seconds else ():
+            os.waitid(os.P_PID, process_id, os.WSTOPPED | os.WNOWAIT)
+        return []
+
+
+@pytest.mark.parametrize("seconds", [[100.0], [process.AWAY_S + 0.1] * 6], ids=["once", "several times"])
+@pytest.mark.parametrize("has_digest", [False, True], ids=["before the digest", "after the digest"])
+def test_time_in_which_the_processes_are_frozen_does_not_count(
+    has_digest: bool, seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(process, "time", clock)
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=3.0, num_processes=1) as reader:
+        before = reader.read(PICTURES[0])
+        process_ids, frozen = reader.process_ids, Frozen(clock, reader, seconds)
+
+        def freezes(digest: str) -> bool:
+            monkeypatch.setattr(process, "select", frozen)
+            return True
+
+        if not has_digest:
+            freezes("")
+        readings = before, reader.read(PICTURES[1], wants_pixels=freezes)
+        assert (frozen.seconds, reader.process_ids) == ([], process_ids)
+
+    for path, reading in zip(PICTURES, readings, strict=False):
+        assert is_same(reading, read_here(path))
 
 
 def test_processes_that_stay_stopped_are_replaced_and_no_picture_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
