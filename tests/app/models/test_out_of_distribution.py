@@ -23,6 +23,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.backends.base import as_array
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
 from scripts.train_embedded.familiar import fit_queries
+from tests.app.command import Run
 from tests.bounds import unit
 
 QUERIES, WIDTH = 3, 12
@@ -174,16 +175,33 @@ def test_the_mark_is_kept_with_the_encoded_picture() -> None:
     assert found.find_unfamiliar()
 
 
-def test_an_encoder_in_four_bits_cannot_tell(tmp_path: Path, model: LoadedModel) -> None:
-    """Rounding moves its visual queries: all pictures would be called unfamiliar."""
+def test_an_encoder_in_four_bits_cannot_tell(run: Run, tmp_path: Path, model: LoadedModel) -> None:
+    """Rounding moves its visual queries: all pictures would be called unfamiliar. What encodes a picture decides."""
     bundle = bundle_with(tmp_path, model, threshold=0.0)
     rounded = quantise_bundle(QuantiseJob(model=str(bundle), out=str(tmp_path / "rounded"), precision="int4"))
-    image = Image.new("RGB", (64, 64))
+    image, onnx, picture = Image.new("RGB", (64, 64)), str(tmp_path / "encoder.onnx"), str(tmp_path / "picture.png")
+    image.save(picture)
+    own, exports, prefixes = {"float": bundle, "int4": rounded}, dict[str, str](), dict[str, str]()
+    for name, each in own.items():
+        exports[name], prefixes[name] = str(tmp_path / f"export-{name}"), str(tmp_path / f"prefixes-{name}")
+        assert run("export", "decoder", "--model", str(each), "--out", exports[name]).code == 0
+        assert run("encode", picture, "--model", str(each), "--out", prefixes[name], "--reader", "thread").code == 0
+    assert run("export", "onnx", "--model", str(bundle), "--out", onnx).code == 0
     for captioner, wanted in (
         (Captioner.load(bundle, precision="int8"), True),
         (Captioner.load(bundle, precision="int4"), None),
         (Captioner.load(bundle, precision="int4", operators="aten"), None),  # by torch
         (Captioner.load(rounded), None),
+        (Captioner.load(rounded, encoder=onnx), True),  # exported in floats
+        (Captioner.load(decoder=exports["int4"], model=rounded), None),
+        (Captioner.load(decoder=exports["int4"], model=bundle), True),
+        (Captioner.load(decoder=exports["float"], model=rounded), None),
+        (Captioner.load(decoder=exports["int4"], encoder=onnx), True),
+        (Captioner.load(decoder=exports["float"]), True),
     ):
         with captioner:
             assert captioner.generate([image])[0].unfamiliar is wanted
+    for decoder in (*({"model": each} for each in own.values()), *({"decoder": each} for each in exports.values())):
+        for encoded, wanted in ((prefixes["float"], True), (prefixes["int4"], None)):
+            with Captioner.load(**decoder, vision="prefixes", encoder=encoded) as captioner:
+                assert captioner.generate(encoded)[0].unfamiliar is wanted, (decoder, encoded)
