@@ -181,27 +181,36 @@ def test_an_encoder_in_four_bits_cannot_tell(run: Run, tmp_path: Path, model: Lo
     rounded = quantise_bundle(QuantiseJob(model=str(bundle), out=str(tmp_path / "rounded"), precision="int4"))
     image, onnx, picture = Image.new("RGB", (64, 64)), str(tmp_path / "encoder.onnx"), str(tmp_path / "picture.png")
     image.save(picture)
-    own, exports, prefixes = {"float": bundle, "int4": rounded}, dict[str, str](), dict[str, str]()
-    for name, each in own.items():
-        exports[name], prefixes[name] = str(tmp_path / f"export-{name}"), str(tmp_path / f"prefixes-{name}")
-        assert run("export", "decoder", "--model", str(each), "--out", exports[name]).code == 0
-        assert run("encode", picture, "--model", str(each), "--out", prefixes[name], "--reader", "thread").code == 0
-    assert run("export", "onnx", "--model", str(bundle), "--out", onnx).code == 0
+    floats, bits, both, decoder = (str(tmp_path / name) for name in ("floats", "bits", "both", "decoder"))
+    whole, rough = ["--model", str(bundle)], ["--model", str(rounded)]
+    for command in (
+        ["export", "decoder", *rough, "--out", decoder],
+        ["export", "onnx", *whole, "--out", onnx],
+        ["encode", picture, *whole, "--out", floats, "--reader", "thread"],
+        ["encode", picture, *rough, "--out", bits, "--reader", "thread"],
+        ["encode", picture, *rough, "--encoder", onnx, "--keys-values", "--out", both, "--reader", "thread"],
+    ):
+        assert run(command).code == 0
     for captioner, wanted in (
         (Captioner.load(bundle, precision="int8"), True),
         (Captioner.load(bundle, precision="int4"), None),
         (Captioner.load(bundle, precision="int4", operators="aten"), None),  # by torch
         (Captioner.load(rounded), None),
         (Captioner.load(rounded, encoder=onnx), True),  # exported in floats
-        (Captioner.load(decoder=exports["int4"], model=rounded), None),
-        (Captioner.load(decoder=exports["int4"], model=bundle), True),
-        (Captioner.load(decoder=exports["float"], model=rounded), None),
-        (Captioner.load(decoder=exports["int4"], encoder=onnx), True),
-        (Captioner.load(decoder=exports["float"]), True),
+        (Captioner.load(decoder=decoder, model=rounded), None),
+        (Captioner.load(decoder=decoder, model=bundle), True),
+        (Captioner.load(decoder=decoder, encoder=onnx), True),
     ):
         with captioner:
             assert captioner.generate([image])[0].unfamiliar is wanted
-    for decoder in (*({"model": each} for each in own.values()), *({"decoder": each} for each in exports.values())):
-        for encoded, wanted in ((prefixes["float"], True), (prefixes["int4"], None)):
-            with Captioner.load(**decoder, vision="prefixes", encoder=encoded) as captioner:
-                assert captioner.generate(encoded)[0].unfamiliar is wanted, (decoder, encoded)
+    for model_path, decoder_path, prefixes, wanted in (
+        (bundle, None, floats, True),
+        (bundle, None, bits, None),
+        (rounded, None, floats, True),
+        (rounded, None, bits, None),
+        (rounded, None, both, True),  # an exported encoder, and keys and values of a rounded decoder
+        (None, decoder, floats, True),
+        (None, decoder, bits, None),
+    ):
+        with Captioner.load(model_path, decoder=decoder_path, vision="prefixes", encoder=prefixes) as captioner:
+            assert captioner.generate(prefixes)[0].unfamiliar is wanted, (model_path, prefixes)
