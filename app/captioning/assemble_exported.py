@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llama_adapter.app.captioning.parts import GraphBackend, Parts, template_id
+from llama_adapter.app.captioning.parts import GraphBackend, Parts, template_id, without_misled_detector
 from llama_adapter.app.models.exported import (
     FOR_ATC,
     MINDIR,
@@ -32,6 +32,7 @@ from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime, mindir_runtime
 from llama_adapter.runtime.graphs.onnx_provider import provider_of_device
 from llama_adapter.runtime.host_cpus import default_threads
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.vision.backends.base import EncodedBefore, NoEncoder, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 
@@ -75,7 +76,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     num_slots = DEFAULT_BATCH_SIZE if spec.batch_size == AUTO else spec.batch_size
     notes: tuple[str, ...] = ()
     with ExitStack() as stack:
-        vision, identity = _open_vision(spec, exported, runtime=runtime)
+        vision, identity, encodes_in = _open_vision(spec, exported, runtime=runtime)
         stack.enter_context(closing(vision))
         past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), config)
         program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime, past=past)
@@ -98,6 +99,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         )
         runner = ExportedRunner(program, engine)
         stack.pop_all()
+    exported = without_misled_detector(exported, spec, precision=encodes_in)
     if spec.vision_kind == "prefixes" and spec.encoder is not None:
         encoding = read_first_file(spec.encoder).encoding
         spec = dataclasses.replace(spec, **encoding.reading_of_pictures)
@@ -172,16 +174,20 @@ def open_program(
 
 def _open_vision(
     spec: CaptionerSpec, exported: ExportedModel, *, runtime: MindirRuntime | None
-) -> tuple[VisionBackend, str | None]:
-    """The picture encoder, and its identity in records (None if it is the model's own encoder)."""
+) -> tuple[VisionBackend, str | None, Precision]:
+    """The picture encoder, its identity in records (None if it is the model's own encoder), and its precision.
+
+    The precision of prefix files' encoder is in the files.
+    """
     if not exported.card.fingerprint:  # LLaMA alone, or with an adapter for texts
-        return NoEncoder(), None
+        return NoEncoder(), None, FLOAT
     if spec.encoder is not None and spec.vision_kind == "prefixes":
-        return _encoded_before(read_first_file(spec.encoder).encoding, exported, path=spec.encoder)
+        return *_encoded_before(read_first_file(spec.encoder).encoding, exported, path=spec.encoder), FLOAT
     if spec.vision_kind == "torch":
         from llama_adapter.app.models.encoders import open_torch_encoder
 
-        return open_torch_encoder(spec, exported), None
+        vision, precision = open_torch_encoder(spec, exported)
+        return vision, None, precision
     path = spec.encoder or exported.encoder
     if path is None:
         raise GraphError(
@@ -198,7 +204,7 @@ def _open_vision(
     except BaseException:
         encoder.close()
         raise
-    return encoder, None
+    return encoder, None, FLOAT
 
 
 def _encoded_before(encoding: Encoding, exported: ExportedModel, *, path: str) -> tuple[VisionBackend, str | None]:

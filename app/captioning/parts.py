@@ -3,17 +3,21 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llama_adapter.app.models.named.getting import terms
 from llama_adapter.app.models.spec import CaptionerSpec, ModelInfo
+from llama_adapter.app.pictures.prefixes.file import read_first_file
 from llama_adapter.llm.conversation import Template
 from llama_adapter.llm.runners.base import Runner
 from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.user_cache import cache_note
 
 if TYPE_CHECKING:
     from llama_adapter.vision.backends.base import VisionBackend
+
+M = TypeVar("M")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +56,7 @@ def loaded_parts(
 
     `encoder` is the identity of an exported encoder. Empty notes are left out. `others` are further fields of `Parts`.
     """
-    if model.precision == "int4" and spec.encoder is None:  # rounding moves visual queries as far as other pictures do
-        model = dataclasses.replace(model, ood_detector=None)
+    model = without_misled_detector(model, spec, precision=model.precision)
     template, has_adapter = spec.prompt_template or model.template, model.decoder_config.num_adapter_layers > 0
     shared: dict[str, Any] = {"dtype": dtype, "precision": model.precision, "mode": mode}
     found = dataclasses.replace(
@@ -85,6 +88,19 @@ def loaded_parts(
         **shared,
     )
     return Parts(spec=found, info=info, model=model, backend=backend, vision=vision, runner=runner, **others)
+
+
+def without_misled_detector(model: M, spec: CaptionerSpec, *, precision: Precision) -> M:
+    """The model, without its `OodDetector` if a 4-bit encoder encodes its pictures, or encoded them before.
+
+    Rounding to 4 bits moves visual queries as far as other pictures do. `precision` is that of the model's own encoder,
+    which counts if the spec names no other. Exported encoders have float weights.
+    """
+    if spec.encoder is not None:
+        precision = FLOAT
+        if spec.vision_kind == "prefixes" and (encoding := read_first_file(spec.encoder).encoding).encoder is None:
+            precision = encoding.precision
+    return dataclasses.replace(model, ood_detector=None) if precision == "int4" else model  # type: ignore[type-var]
 
 
 def template_id(template: Template, *, own: Template, chat_template: str | None) -> str | None:

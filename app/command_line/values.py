@@ -156,15 +156,19 @@ def refuse_without(needed: str, options: argparse.Namespace, *names: str) -> Non
 
 @contextmanager
 def in_flags(flags: Mapping[str, str], *, effective: "Iterable[Effective]" = ()) -> Iterator[None]:
-    """Turns a ValueError into a UsageError that names flags, variables or places in files instead of fields."""
+    """Turns a ValueError into a UsageError that names flags, variables or places in files instead of fields.
+
+    Its notes become the hint.
+    """
     try:
         yield
     except ValueError as error:
         elsewhere = {one.setting.dest: one.name for one in effective if one.kind in ("variable", "file")}
         flags = {**flags, **elsewhere}
         names = "|".join(map(re.escape, flags))
-        found = rf"{_QUOTED}|(?<![\w-])(?:{names})\b"
-        raise UsageError(re.sub(found, lambda match: flags.get(match[0], match[0]), str(error))) from error
+        found, texts = rf"{_QUOTED}|(?<![\w-])(?:{names})\b", (str(error), "; ".join(getattr(error, "__notes__", ())))
+        message, hint = (re.sub(found, lambda match: flags.get(match[0], match[0]), text) for text in texts)
+        raise UsageError(message, hint=hint) from error
 
 
 def holding_out(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:

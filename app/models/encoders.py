@@ -27,7 +27,7 @@ from llama_adapter.runtime.errors import CheckpointError, GraphError
 from llama_adapter.runtime.graphs.card import is_same
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
-from llama_adapter.runtime.schemes import FLOAT
+from llama_adapter.runtime.schemes import FLOAT, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.base import EncodedBefore, VisionBackend
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
@@ -310,8 +310,8 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
     return found
 
 
-def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> VisionBackend:
-    """The encoder of the model in `spec` in torch, for an exported decoder of the same model.
+def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> tuple[VisionBackend, Precision]:
+    """The encoder of the model in `spec` in torch, for an exported decoder of the same model; and its precision.
 
     Raises CheckpointError without CLIP, GraphError for another model.
     """
@@ -320,4 +320,5 @@ def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> VisionBa
         raise CheckpointError(f"`{model.name}` has no CLIP", hint="name its file as --clip")
     check_fingerprint(model.source.fingerprint, exported, what=f"The model `{model.name}`", name=model.name)
     backend = open_backend("cpu")
-    return place_encoder(model.vision_config, model.vision_state, num_rows=1, operators=spec.operators, backend=backend)
+    options: Any = {"num_rows": 1, "operators": spec.operators, "backend": backend}
+    return place_encoder(model.vision_config, model.vision_state, **options), model.precision

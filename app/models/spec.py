@@ -169,10 +169,10 @@ class CaptionerSpec:
         if self.model is not None and self.llama_dir is not None:
             raise ValueError(f"model and llama_dir exclude each other: {_ONE_OF_BOTH}")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
-            raise ValueError(
-                "llama_type, adapter, clip and visual_heads go with llama_dir, which is missing. In place of an "
-                "adapter that train wrote over a bundle, the folder `bundle` of its run can be named as model"
-            )
+            error = ValueError("llama_type, adapter, clip and visual_heads go with llama_dir, which is missing")
+            if self.adapter is not None:
+                error.add_note("for an adapter that train wrote over a bundle, name its run's folder `bundle` as model")
+            raise error
         if self.decoder is not None and (
             self.precision is not None or self.mode not in (AUTO, "eager") or self.operators != "auto"
         ):

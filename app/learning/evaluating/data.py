@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions
 from llama_adapter.app.learning.labelled.checks import check_split_names, picture_key
-from llama_adapter.app.learning.labelled.example import LISTING, Example, class_question, shown_problems
+from llama_adapter.app.learning.labelled.example import LISTING, Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.learning.labelled.rows import Columns, split_name
 from llama_adapter.app.learning.scores.outcome import Task, are_captions
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # data are read without torch
 
 ALL_SPLITS: Final = "all"
 _TEST: Final = "test"
-_ALL: Final = "the model's question lists others: name all classes with --choices"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,15 +79,15 @@ def read_data(settings: DataSettings, *, stored: Callable[[], "StoredQuestions"]
     examples, split = _of_split(found.examples, split=settings.split)
     examples, task = _of_task(examples, task=settings.task)
     model_questions = {}
-    if settings.question is None and any(one.question.instruction is None for one in examples):
+    bare = [one for one in examples if one.question.instruction is None]
+    if settings.question is None and bare:
         model_questions = ask_stored(examples, stored())
-    if (listed := model_questions.get("examples", "")).startswith(LISTING):
-        for choices in dict.fromkeys(filter(None, (one.choices for one in examples))):
-            if sorted(class_question(choices)) != sorted(listed):  # in any order
-                found.warn(
-                    "the classes of the data",
-                    f"answers are only compared with {shown_excerpt(', '.join(choices))}; {_ALL}",
-                )
+    if missing := _missing_classes(bare, question=model_questions.get("examples", "")):
+        found.warn(
+            "the classes of the data",
+            f"answers are not compared with {shown_excerpt(', '.join(missing))}, which the model's question lists: "
+            "name all classes with --choices",
+        )
     _check_questions(examples, question=settings.question)
     left_out = ((one.unreadable, str(one)) for one in found.problems if one.unreadable is not None)
     unreadable = {example.item.label: reason for example, reason in left_out if split in (ALL_SPLITS, example.split)}
@@ -118,6 +117,16 @@ def ask_stored(examples: list[Example], stored: "StoredQuestions") -> dict[str, 
             text = stored.question if example.item.source is None else as_template(stored.question)
             examples[index] = replace(example, question=replace(example.question, instruction=text))
     return asked
+
+
+def _missing_classes(examples: Sequence[Example], *, question: str) -> list[str]:
+    """The classes that the model's question lists, and that the choices of some of the examples lack."""
+    if not question.startswith(LISTING):
+        return []
+    listed = question.removeprefix(LISTING).removesuffix("?").split(", ")
+    choices = dict.fromkeys(one.choices for one in examples if one.choices is not None)
+    compared = [set(", ".join(names).split(", ")) for names in choices]  # names may have commas
+    return [name for name in listed if any(name not in names for names in compared)]
 
 
 def model_questions_notes(asked: Mapping[str, str], spec: CaptionerSpec) -> Iterator[str]:

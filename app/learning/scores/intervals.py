@@ -34,10 +34,14 @@ class Draws:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """The value of a metric, and its 95 % interval: the bootstrap's, for shares of a class and of `train` Wilson's."""
+    """The value of a metric, and its 95 % interval.
+
+    The interval is the bootstrap's. Shares of a class, those of `train`'s yardstick, and shares of right answers that
+    are 0 or 1 have Wilson's.
+    """
 
     value: float | None  # None if it is undefined, such as the recall of a class without examples
-    low: float | None = None  # None if there is no interval: fewer than two pictures, or no draws
+    low: float | None = None  # None if there is no interval: no draws, fewer than two pictures, or all draws alike
     high: float | None = None
     count: int  # number of examples that it is computed from
 

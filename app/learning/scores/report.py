@@ -11,7 +11,7 @@ from PIL import Image
 from llama_adapter.app.learning.scores.choices import Confusion
 from llama_adapter.app.learning.scores.compare import Comparison
 from llama_adapter.app.learning.scores.intervals import Draws, Figure
-from llama_adapter.app.learning.scores.scoring import Scores
+from llama_adapter.app.learning.scores.scoring import SHARES, Scores
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.views import data_address, view_pixels
 from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name, shown_text
@@ -23,6 +23,7 @@ from llama_adapter.vision.image import load_picture
 _PLAIN: Final = frozenset(("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D", "ROC-AUC", "ECE", "MME score"))
 _DECISIVE: Final = ("accuracy", "normalised", "CIDEr-D")  # metrics that decide between two models: one for each task
 _OF_CLASSES: Final = "Intervals: Wilson's; if a picture has several examples, at least as wide as the bootstrap's."
+_OF_LIMITS: Final = "Right answers of 0 and 100 % have Wilson's interval for the number of pictures."
 _LEVEL: Final = 0.05  # a p-value below it is a difference
 _MAX_MATRIX: Final = 30  # most classes of a shown matrix, and most confusions in a list
 
@@ -44,7 +45,7 @@ def score_tables(scores: Scores) -> list[Table]:
             title="Figures",
             header=("figure", "value", "95 % interval", "n"),
             rows=tuple((name, *_cells(name, one), _counted(one.count)) for name, one in scores.figures.items()),
-            note=_drawn(scores.draws, scores.num_pictures),
+            note=_drawn(scores.draws, scores.num_pictures) + (f" {_OF_LIMITS}" if _has_limits(scores) else ""),
         )
     ]
     if scores.parts:
@@ -184,6 +185,13 @@ def _drawn(draws: Draws, num_pictures: int) -> str:
     if not draws.count or num_pictures < 2:
         return "No intervals: they need draws, and at least two pictures."
     return f"Intervals: {draws.count:,} bootstrap draws of the {num_pictures:,} pictures, seed {draws.seed}."
+
+
+def _has_limits(scores: Scores) -> bool:
+    """Whether shares of right answers have Wilson's interval, because all draws give 0 or 1."""
+    tables = (scores.figures, *scores.parts.values())
+    found = [own[name] for own in tables for name in SHARES if name in own]
+    return any(one.value in (0.0, 1.0) and one.low is not None for one in found)
 
 
 def _totals(totals: Mapping[str, float]) -> str:

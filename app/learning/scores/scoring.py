@@ -26,7 +26,7 @@ from llama_adapter.app.learning.scores.outcome import Floats, Ints, Outcome, Tas
 ALL_PARTS: Final = "(all)"
 NO_PART: Final = "(none)"
 NUM_WORST: Final = 24
-_SHARES: Final = ("accuracy", "exact", "normalised")  # of right answers
+SHARES: Final = ("accuracy", "exact", "normalised")  # of right answers
 
 # MME's parts, by the names of its folders. Fu et al. (2023), section 2.2.
 MME_PERCEPTION: Final = (
@@ -171,7 +171,7 @@ def _overall(statistics: Statistics[str], groups_N: Ints, draws: Draws) -> dict[
     found, num_pictures = figures(statistics, groups_N, draws), len(np.unique(groups_N))
     for name, one in found.items():
         if one.low is not None and one.low == one.high:
-            is_limit = name in _SHARES and one.value in (0.0, 1.0)
+            is_limit = name in SHARES and one.value in (0.0, 1.0)
             ends = wilson_interval(num_pictures * int(one.value or 0), num_pictures) if is_limit else (None, None)
             found[name] = replace(one, low=ends[0], high=ends[1])
     return found

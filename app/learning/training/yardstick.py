@@ -8,7 +8,7 @@ picture.
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -90,10 +90,13 @@ class Yardstick:
         method, or if its 95 % interval is above chance and includes the best method. Chance is what the first method
         reaches, here or on the test. The interval of shares is Wilson's. None with fewer than two examples.
         """
-        value, chance = score.value, self.constant.value or 0.0
+        value, chance, usual, of_usual = score.value, self.constant.value or 0.0, self.constant, ""
         if num_usual > chance * score.count:
-            return replace(self, constant=_figure(num_usual, score.count)).verdict(score, has_eye=has_eye)
-        name, best = max(self.rows, key=lambda row: row[1].value or 0.0)
+            usual = _figure(num_usual, score.count)
+            chance, of_usual = num_usual / score.count, " of the test"
+            of_usual += ", which has one answer only" if num_usual == score.count else ""
+        rows = ((self.rows[0][0], usual), *self.rows[1:])
+        name, best = max(rows, key=lambda row: row[1].value or 0.0)
         is_above = value is not None and (value > chance or self.task == "captions")
         if value is None or score.count < 2 or (is_above and value >= (best.value or 0.0)):
             return None
@@ -105,9 +108,11 @@ class Yardstick:
         same = "one answer for all" if self.answer else "the usual answers"
         floor = "chance" if self.task == "choices" else same
         judged = f"not clearly above {floor}" if is_near_chance else "below a simple method"
-        others = dict(self.rows[:1] if is_near_chance else ()) | {name: best}
+        others = dict(rows[:1] if is_near_chance else ()) | {name: best}
         reached = f"{SHOWN[self.task]} {self._shown(score)} on {score.count:,} test examples"
-        others_shown = ", ".join(f"{name} {self._shown(figure)}" for name, figure in others.items())
+        others_shown = ", ".join(
+            f"{name} {self._shown(figure)}{of_usual if figure is usual else ''}" for name, figure in others.items()
+        )
         return f"the adapter is {judged}: {reached}; {others_shown}. {_ADVICE.format(_MORE[has_eye])}"
 
     def _shown(self, figure: Figure) -> str:

@@ -23,6 +23,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.backends.base import as_array
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector, read_familiarity
 from scripts.train_embedded.familiar import fit_queries
+from tests.app.command import Run
 from tests.bounds import unit
 
 QUERIES, WIDTH = 3, 12
@@ -174,16 +175,42 @@ def test_the_mark_is_kept_with_the_encoded_picture() -> None:
     assert found.find_unfamiliar()
 
 
-def test_an_encoder_in_four_bits_cannot_tell(tmp_path: Path, model: LoadedModel) -> None:
-    """Rounding moves its visual queries: all pictures would be called unfamiliar."""
+def test_an_encoder_in_four_bits_cannot_tell(run: Run, tmp_path: Path, model: LoadedModel) -> None:
+    """Rounding moves its visual queries: all pictures would be called unfamiliar. What encodes a picture decides."""
     bundle = bundle_with(tmp_path, model, threshold=0.0)
     rounded = quantise_bundle(QuantiseJob(model=str(bundle), out=str(tmp_path / "rounded"), precision="int4"))
-    image = Image.new("RGB", (64, 64))
+    image, onnx, picture = Image.new("RGB", (64, 64)), str(tmp_path / "encoder.onnx"), str(tmp_path / "picture.png")
+    image.save(picture)
+    floats, bits, both, decoder = (str(tmp_path / name) for name in ("floats", "bits", "both", "decoder"))
+    whole, rough = ["--model", str(bundle)], ["--model", str(rounded)]
+    for command in (
+        ["export", "decoder", *rough, "--out", decoder],
+        ["export", "onnx", *whole, "--out", onnx],
+        ["encode", picture, *whole, "--out", floats, "--reader", "thread"],
+        ["encode", picture, *rough, "--out", bits, "--reader", "thread"],
+        ["encode", picture, *rough, "--encoder", onnx, "--keys-values", "--out", both, "--reader", "thread"],
+    ):
+        assert run(command).code == 0
     for captioner, wanted in (
         (Captioner.load(bundle, precision="int8"), True),
         (Captioner.load(bundle, precision="int4"), None),
         (Captioner.load(bundle, precision="int4", operators="aten"), None),  # by torch
         (Captioner.load(rounded), None),
+        (Captioner.load(rounded, encoder=onnx), True),  # exported in floats
+        (Captioner.load(decoder=decoder, model=rounded), None),
+        (Captioner.load(decoder=decoder, model=bundle), True),
+        (Captioner.load(decoder=decoder, encoder=onnx), True),
     ):
         with captioner:
             assert captioner.generate([image])[0].unfamiliar is wanted
+    for model_path, decoder_path, prefixes, wanted in (
+        (bundle, None, floats, True),
+        (bundle, None, bits, None),
+        (rounded, None, floats, True),
+        (rounded, None, bits, None),
+        (rounded, None, both, True),  # an exported encoder, and keys and values of a rounded decoder
+        (None, decoder, floats, True),
+        (None, decoder, bits, None),
+    ):
+        with Captioner.load(model_path, decoder=decoder_path, vision="prefixes", encoder=prefixes) as captioner:
+            assert captioner.generate(prefixes)[0].unfamiliar is wanted, (model_path, prefixes)

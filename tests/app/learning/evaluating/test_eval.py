@@ -24,6 +24,7 @@ from tests.app.models.bundles import edit_manifest
 
 STAR, TRIANGLE = (sample_pictures() / name for name in ("12-red-star.jpg", "03-purple-triangle.png"))
 QUESTIONS = str(sample_pictures() / "questions.jsonl")
+ALL = "the model's question lists: name all classes with --choices"
 IS_STAR, IS_RING = "Is there a red star?", "Is there a blue ring?"
 
 
@@ -174,20 +175,43 @@ def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_spl
 
 
 @pytest.mark.parametrize(
-    ("question", "choices", "is_told"),
+    ("listed", "choices", "missing"),
     [
-        ("Which of these is it: ring, star, triangle?", None, True),  # no picture is of a ring
-        ("Which of these is it: ring, star, triangle?", ("triangle", "star", "ring"), False),
-        ("Which of these is it: star, triangle?", None, False),
-        ("Which class is this?", None, False),  # it lists none
+        ("ring, star, triangle", None, "ring"),  # no picture is of a ring
+        ("ring, star, tsar, triangle", None, "ring, tsar"),
+        ("tsar, triangle", None, "tsar"),  # with the letters of star
+        ("ring, star, triangle", ("triangle", "star", "ring"), None),
+        ("star, triangle", None, None),
+        ("star, triangle", ("star", "triangle", "ring"), None),
+        ("star, triangle", ("star", "triangle", *map(str, range(10))), None),
+        ("star, triangle, big, red", ("triangle", "big, red", "star"), None),
+        ("", None, None),
     ],
 )
 def test_it_is_told_that_answers_are_compared_with_fewer_classes_than_a_model_learned(
-    classes: Folder, question: str, choices: tuple[str, ...] | None, is_told: bool
+    classes: Folder, listed: str, choices: tuple[str, ...] | None, missing: str | None
 ) -> None:
-    settings = DataSettings(data=(str(classes.path),), choices=choices)
-    found = read_data(settings, stored=lambda: StoredQuestions(question=question))
-    assert any("only compared with star, triangle" in warning for warning in found.warnings) is is_told
+    settings, question = DataSettings(data=(str(classes.path),), choices=choices), "Which class is this?"
+    stored = StoredQuestions(question=f"Which of these is it: {listed}?" if listed else question)
+    warnings = [one for one in read_data(settings, stored=lambda: stored).warnings if "compared" in one]
+    place = "the classes of the data: answers are not compared with"
+    assert warnings == ([] if missing is None else [f"{place} {missing}, which {ALL}"])
+
+
+def test_choices_of_questions_in_the_data_need_no_class_of_the_model(tmp_path: Path) -> None:
+    for name, picture in (("disc", STAR), ("ring", TRIANGLE)):
+        shutil.copy(picture, tmp_path / name)
+    asked = {"picture": "disc", "question": IS_STAR, "choices": ["yes", "no"], "answer": "yes"}
+    bare = [{"picture": name, "choices": ["star", name], "answer": "star"} for name in ("disc", "ring")]
+
+    def warnings(question: str, *rows: dict[str, Any]) -> list[str]:
+        table = write_lines(tmp_path / "data.jsonl", *rows)
+        found = read_data(DataSettings(data=(str(table),)), stored=lambda: StoredQuestions(question=question))
+        return [one for one in found.warnings if "compared" in one]
+
+    assert warnings("Which of these is it: ring, star?", asked, bare[1]) == []
+    [told] = warnings("Which of these is it: disc, ring, star?", asked, *bare)
+    assert "compared with disc, ring, which" in told
 
 
 def test_pictures_of_a_table_may_be_in_another_folder(tmp_path: Path) -> None:

@@ -61,6 +61,21 @@ def test_the_markdown_report_is_this(snapshot: SnapshotAssertion) -> None:
     assert as_markdown(score(other, model="trained", draws=DRAWS), comparison) == snapshot
 
 
+@pytest.mark.parametrize(
+    ("marks", "draws", "has_wilsons"),
+    [
+        ("++++++++", DRAWS, True),
+        ("--------", DRAWS, True),
+        ("+++-" * 3, DRAWS, True),  # of one part, all are right
+        ("+--+" * 3, DRAWS, False),
+        ("++++++++", Draws(count=0), False),
+    ],
+)
+def test_a_report_says_whether_it_has_intervals_after_wilson(marks: str, draws: Draws, has_wilsons: bool) -> None:
+    found = as_markdown(score(asked(marks), draws=draws))
+    assert ("Right answers of 0 and 100 % have Wilson's interval for the number of pictures." in found) is has_wilsons
+
+
 def test_json_holds_every_figure_and_the_worst_answers() -> None:
     outcomes = asked("++-++-++")
     scores, comparison = score(outcomes, model="m", draws=DRAWS), compare(outcomes, asked("++++++++"), draws=DRAWS)

@@ -108,6 +108,7 @@ def yardstick(chance: float, **probes: float) -> Yardstick:
     )
 
 
+ONE = "which has one answer only"
 NEAR = "the adapter is not clearly above chance: "
 BELOW = "the adapter is below a simple method: "
 PROBED = yardstick(0.2, grey=0.68, features=0.6)
@@ -144,10 +145,10 @@ def test_the_verdict_says_first_where_the_adapter_stands(
 @pytest.mark.parametrize(
     ("chance", "value", "num_usual", "beginning"),
     [
-        (0.99, 1.0, 20, f"{NEAR}accuracy 100.0 % on 20 test examples; always “ring” 100.0 %. Try"),
+        (0.99, 1.0, 20, f"{NEAR}accuracy 100.0 % on 20 test examples; always “ring” 100.0 % of the test, {ONE}. Try"),
         (0.99, 1.0, 19, None),
-        (0.9, 0.95, 19, f"{NEAR}accuracy 95.0 % on 20 test examples; always “ring” 95.0 %. Try"),
-        (0.9, 0.9, 18, NEAR),
+        (0.9, 0.95, 19, f"{NEAR}accuracy 95.0 % on 20 test examples; always “ring” 95.0 % of the test. Try"),
+        (0.9, 0.9, 18, f"{NEAR}accuracy 90.0 % on 20 test examples; always “ring” 90.0 %. Try"),
         (0.0, 0.0, 0, f"{NEAR}accuracy 0.0 % on 20 test examples; always “ring” 0.0 %. Try"),
     ],
 )
@@ -157,6 +158,11 @@ def test_an_answer_that_is_right_about_all_of_the_test_shows_nothing(
     """Two hundred pictures of a class and one of another: the test has no picture of the rare class."""
     verdict = yardstick(chance).verdict(Figure(value=value, count=20), num_usual=num_usual)
     assert verdict is None if beginning is None else verdict is not None and verdict.startswith(beginning), verdict
+
+
+def test_shares_of_the_test_are_named_beside_those_of_training() -> None:
+    verdict = yardstick(0.5, grey=0.97).verdict(Figure(value=0.95, count=20), num_usual=19)
+    assert "; always “ring” 95.0 % of the test, a linear probe on small grey pixels 97.0 %. Try" in (verdict or "")
 
 
 def test_captions_are_compared_by_the_interval_of_their_score() -> None:
