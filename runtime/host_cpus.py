@@ -32,4 +32,4 @@ def _threads_without_torch() -> int:
 def cpu_quota(root: Path = CGROUPS) -> float | None:
     """The processors' time that this process's cgroups get, such as 1.5: their least quota; None without one."""
     found = cgroup_numbers("cpu", root, ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
-    return min((quota / period for _, (quota, period) in found if quota > 0 and period > 0), default=None)
+    return min((quota / period for _, quota, period in found if quota > 0 and period > 0), default=None)

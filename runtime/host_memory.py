@@ -24,7 +24,7 @@ def free_host_bytes(root: Path = CGROUPS) -> int | None:
     kibibytes = statistic(Path("/proc/meminfo"), "MemAvailable:")
     known = [None if kibibytes is None else kibibytes * 1024, _most]
     v2, v1 = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    for cgroup, (limit, used) in cgroup_numbers("memory", root, v2, v1):
+    for cgroup, limit, used in cgroup_numbers("memory", root, v2, v1):
         # The page cache, mapped weights included, counts as used, but the kernel can reclaim it.
         file, names = cgroup / "memory.stat", ("inactive_file", "active_file")
         cached = sum(statistic(file, f"total_{name}") or statistic(file, name) or 0 for name in names)  # v1 has totals

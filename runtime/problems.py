@@ -1,13 +1,16 @@
 """Translates an error for users and clients: exit code, HTTP status, a sentence and a hint.
 
 Errors of this package carry all of these. Other errors are looked up by the name of their class, so that their modules
-need not be imported. Errors of a device, which share one class, are looked up by their text.
+need not be imported. Errors of a device and others that share a class are looked up by their text, some of the
+system's by their number.
 """
 
 import errno
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from llama_adapter.runtime.device_failures import NpuFailure, explain_device_error, shorten_device_error, tells_shortage
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
@@ -41,20 +44,39 @@ _FAILED = Rule()
 _NO_PLACE = Rule(exit_code=ExitCode.USAGE, hint="a file is where a folder is wanted, or the reverse: name another")
 _UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")
 
-# By patterns of an error's text, in the words of Python, the system, the loader and torch.
-_BY_WORDS: Mapping[str, Rule] = {
-    "^can't start new thread$": Rule(
-        http_status=503, hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both"
-    ),
-    r"^\[Errno \d+\] Too many open files": Rule(hint="the limit on open files is reached; `ulimit -n` shows it"),
-    "failed to map segment from shared object": Rule(
-        hint="memory is limited, as `ulimit -v` shows, or the file system of this library allows no programs (noexec)"
-    ),
-    "Failed to initialize cpuinfo": Rule(hint="torch reads /proc/cpuinfo: mount /proc, without `ProcSubset=pid`"),
-    r"'\w+' is not a package$|consider renaming '|from '(\w+)' \((?!.*-packages/).*/\1\.py\)$": Rule(
-        hint="a file here or on PYTHONPATH has the name of a package and is imported in its place: rename it"
-    ),
+_BY_ERRNO: Mapping[int | None, Rule] = {
+    errno.ENOMEM: _OUT_OF_MEMORY,
+    errno.EMFILE: Rule(hint="the limit on open files is reached; `ulimit -n` shows it"),
 }
+
+# By classes and a pattern of the text, in the words of Python, the loader and torch.
+_STANDARD_LIBRARY = re.escape(str(Path(os.__file__).parent))
+_FILE_OF_THE_USER = rf"\((?!{_STANDARD_LIBRARY}/|.*-packages/).*/\1\.py\)$"
+_HIDING = rf"'\w+' is not a package$|consider renaming '|from '(\w+)' {_FILE_OF_THE_USER}"
+_BY_WORDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], str, Rule]] = (
+    (
+        RuntimeError,
+        "^can't start new thread$",
+        Rule(
+            http_status=503, hint="the limit on processes or memory is reached; `ulimit -u` and `ulimit -v` show both"
+        ),
+    ),
+    (
+        (ImportError, OSError),
+        "failed to map segment from shared object",
+        Rule(hint="memory is limited, as `ulimit -v` shows, or this library's file system allows no programs (noexec)"),
+    ),
+    (
+        RuntimeError,
+        "Failed to initialize cpuinfo",
+        Rule(hint="torch reads /proc/cpuinfo: mount /proc, without `ProcSubset=pid`"),
+    ),
+    (
+        (ImportError, AttributeError),
+        _HIDING,
+        Rule(hint="a file here or on PYTHONPATH has the name of a package and is imported in its place: rename it"),
+    ),
+)
 
 # Errors of Python and torch.
 RULES: Mapping[str, Rule] = {
@@ -62,7 +84,8 @@ RULES: Mapping[str, Rule] = {
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
-    **dict.fromkeys((f"builtins.{name}Error" for name in ("FileExists", "IsADirectory", "NotADirectory")), _NO_PLACE),
+    "builtins.FileExistsError": Rule(exit_code=ExitCode.USAGE, hint="it is there already: name another"),
+    **dict.fromkeys(("builtins.IsADirectoryError", "builtins.NotADirectoryError"), _NO_PLACE),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
     "builtins.ModuleNotFoundError": Rule(hint=f"install this project's packages: {INSTALL_PROJECT}"),
     # The reader of a pipe, such as `head`, has finished.
@@ -77,10 +100,11 @@ def rule_for(error: BaseException) -> Rule:
         return Rule(exit_code=error.exit_code, http_status=error.http_status)
     if isinstance(error, RuntimeError) and tells_shortage(str(error)):  # torch has no class for it
         return _OUT_OF_MEMORY
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return _OUT_OF_MEMORY
-    if (known := next((rule for words, rule in _BY_WORDS.items() if re.search(words, str(error))), None)) is not None:
-        return known
+    if isinstance(error, OSError) and error.errno in _BY_ERRNO:
+        return _BY_ERRNO[error.errno]
+    for kinds, words, known in _BY_WORDS:
+        if isinstance(error, kinds) and re.search(words, str(error)):
+            return known
     if (failure := _device_failure(error)) is not None:
         return _OUT_OF_MEMORY if failure.is_memory else _FAILED
     for base in type(error).__mro__:

@@ -34,7 +34,7 @@ def prepare_imports() -> None:
     # once (OMP_WAIT_POLICY=passive) take 1.7 times as long there.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    if cpu_quota() is not None:  # torch counts the machine's processors, not the container's
+    if cpu_quota() is not None:  # torch counts the machine's processors, whatever the quota is
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler prints its steps on stderr
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -149,7 +150,7 @@ class Parser(argparse.ArgumentParser):
         elif unknown:
             meant = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
             hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"
-            if names is not None and any(text.startswith("-") and Path(text).exists() for text in unknown[:at]):
+            if names is not None and any(text.startswith("-") and os.path.lexists(text) for text in unknown[:at]):
                 hint = f"names of files that begin with `-` come after `--`; {help_hint(self.prog)}"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
         options.effective = []

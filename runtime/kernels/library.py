@@ -6,7 +6,6 @@ torch.
 
 import ctypes
 import functools
-import itertools
 import shlex
 import subprocess
 import threading
@@ -133,14 +132,19 @@ def find_library() -> Finding:
         return Finding(library=None, reason=f"there is no place to keep them: {said(error)}{unusable}")
     reasons = []
     # Compilers may be older than the processor: GCC 8 of RHEL 8 has no option for bfloat16.
-    for count, compiler in itertools.product(range(len(extras), -1, -1), compilers()):
-        command, lacks = shlex.join(compiler), "".join(f"; without {flag}" for flag in extras[count:])
-        try:
-            path = compiled(compiler, instructions, extras[:count])
-            origin = f"compiled by `{command}`, {path}{lacks}{unusable}"
-            return Finding(library=Library(path), variant=instructions.variant(extras[:count]), origin=origin)
-        except (OSError, AttributeError, subprocess.SubprocessError) as error:
-            reasons.append(f"`{command}` could not make them: {said(error)}")
+    candidates = [*compilers()]
+    for count in range(len(extras), -1, -1):
+        lacks = "".join(f"; without {flag}" for flag in extras[count:])
+        for compiler in candidates.copy():
+            command = shlex.join(compiler)
+            try:
+                path = compiled(compiler, instructions, extras[:count])
+                origin = f"compiled by `{command}`, {path}{lacks}{unusable}"
+                return Finding(library=Library(path), variant=instructions.variant(extras[:count]), origin=origin)
+            except (OSError, AttributeError, subprocess.SubprocessError) as error:
+                reasons.append(f"`{command}` could not make them: {said(error)}")
+                if not isinstance(error, subprocess.CalledProcessError):
+                    candidates.remove(compiler)  # it does not start, does not end, or makes no library
     reason = (*reasons, "no C compiler is installed (gcc, clang, or the package ziglang)")[0]
     return Finding(library=None, reason=reason + unusable)
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import typing
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -104,6 +105,10 @@ def test_an_error_survives_pickling(error: LlamaAdapterError) -> None:
         (LlamaAdapterError("x"), 1, 500),
         (PictureError("empty", "x"), 3, 400),
         (ValueError("x"), 2, 400),
+        (ValueError("in the template: consider renaming 'a'"), 2, 400),
+        (ValueError("can't start new thread"), 2, 400),
+        (ValueError("failed to map segment from shared object"), 2, 400),
+        (ValueError("Failed to initialize cpuinfo"), 2, 400),
         (FileNotFoundError(errno.ENOENT, "No such file", "x"), 1, 500),
         (FileExistsError(errno.EEXIST, "File exists", "x"), 2, 500),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2, 500),
@@ -147,10 +152,14 @@ def test_the_hint_of_an_error_precedes_that_of_its_class() -> None:
             "rename it",
         ),
         (AttributeError("module 'torch' has no attribute 'nn' (consider renaming '/a/torch.py' since it"), "rename it"),
+        (OSError("/tmp/kernels.so: failed to map segment from shared object"), "noexec"),
         (OSError(errno.EMFILE, "Too many open files", "a.jpg"), "ulimit -n"),
+        (OSError(errno.ENFILE, "Too many open files in system", "a.jpg"), "check the path"),
         (FileNotFoundError(errno.ENOENT, "No such file", "Too many open files"), "check the path"),
-        (FileExistsError(errno.EEXIST, "File exists", "x.jsonl"), "a file is where a folder is wanted"),
+        (FileExistsError(errno.EEXIST, "File exists", "x.jsonl"), "is there already"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y"), "a file is where a folder is wanted"),
         (ImportError("cannot import name 'x' from 'six' (/v/lib/site-packages/six.py)"), "fault of the program"),
+        (ImportError(f"cannot import name 'x' from 'typing' ({typing.__file__})"), "fault of the program"),
         (ModuleNotFoundError("No module named 'numpy'"), "install this project's packages"),
     ],
 )

@@ -18,6 +18,12 @@ from llama_adapter.runtime.host_cpus import cpu_quota, usable_cpus
         ({"cpu.max": "150000 100000\n"}, 1.5),
         ({"cpu.max": "1000 100000\n"}, 0.01),
         ({"cpu.max": "odd\n"}, None),
+        ({"cpu.max": ""}, None),
+        ({"cpu.max": "150000\n"}, None),
+        ({"cpu.max": "1 2 3\n"}, None),
+        ({"cpu.max": "inf 100000\n"}, None),
+        ({"cpu.max": "100000 inf\n"}, None),
+        ({"own": "\nodd\n0:odd\n0::/a\n", "a/cpu.max": "1 2"}, 0.5),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
         ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
         # A service of systemd, whose slice has less; a job of Slurm; a path of the host that a container does not see.

@@ -56,8 +56,9 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
     total = statistic(Path("/proc/meminfo"), "MemTotal:")
     assert total is not None
 
-    for place in (tmp_path, group(tmp_path, limit="max"), group(tmp_path, limit=str(2**62))):
-        free = free_host_bytes(place)
+    assert free_host_bytes(tmp_path)
+    for limit in ("max", str(2**62), "", "inf", "nan", "1 2"):
+        free = free_host_bytes(group(tmp_path, limit=limit))
         assert free is not None
         assert 0 < free < total * 1024
 

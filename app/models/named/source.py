@@ -39,7 +39,7 @@ def http_client() -> Any:
         return get_session()
     except Exception as error:  # of httpx, of ssl, or for a missing package
         hint = "look at ALL_PROXY, HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE; SOCKS needs `pip install 'httpx[socks]'`"
-        raise DownloadError(f"A variable for proxies or certificates cannot be used: {error}", hint=hint) from error
+        raise DownloadError(f"The HTTP client cannot be made: {error}", hint=hint) from error
 
 
 def require_space(folder: Path, num_bytes: int) -> None:

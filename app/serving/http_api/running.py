@@ -17,6 +17,8 @@ from llama_adapter.app.serving.online.base import OnlineService
 from llama_adapter.runtime.errors import LlamaAdapterError
 
 HEAD_S = 30.0  # from a connection's start, or the first byte after an answer, to a complete request head
+_ACCEPTED_PER_TURN = 30  # connections, in one turn of the event loop
+_QUEUED = 2048  # connections that the system holds until they are accepted
 _FLUSH_S = 5  # time to send the last answers, after the service became idle
 _STALLED_MS = 60_000  # a client that reads nothing for this time is disconnected
 
@@ -109,6 +111,8 @@ class Draining(uvicorn.Server):
         """Call `on_start` once connections are accepted."""
         await super().startup(sockets)
         if self.started:
+            for listener in sockets or ():
+                listener.listen(_QUEUED)
             self._on_start()
 
     async def on_tick(self, counter: int) -> bool:
@@ -177,7 +181,9 @@ def run(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_FLUSH_S,
         limit_concurrency=_max_connections(),
-        backlog=100,  # most that are accepted in one go: those beyond the limit are closed before files run out
+        # asyncio accepts this many in one turn, so that those beyond the limit are closed before files run out. It also
+        # makes the system's queue this short; `startup` lengthens it.
+        backlog=_ACCEPTED_PER_TURN,
     )
     server = Draining(config, service=service, drain_s=drain_s, tell=tell, on_start=on_start)
     with suppress(KeyboardInterrupt):
@@ -186,7 +192,10 @@ def run(
 
 
 def _max_connections() -> int:
-    """The limit of connections: it leaves 200 file descriptors for other files."""
+    """Connections above which requests get 503: 200 fewer than files may be open, from 16 to 8192.
+
+    The 200 are for 50 more connections, for those that were accepted and are to be closed, and for other files.
+    """
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, min(8192, (soft_limit if soft_limit > 0 else 8192) - 200))
 

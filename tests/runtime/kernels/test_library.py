@@ -35,7 +35,9 @@ def cache_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 @pytest.fixture(name="fit")
 def fit_fixture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a processor that the kernels support."""
-    monkeypatch.setattr(native, "choose_instructions", lambda: INSTRUCTION_SETS[0])
+    best = INSTRUCTION_SETS[0]
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*best.needed, *best.optional}))
+    monkeypatch.setattr(native, "choose_instructions", lambda: best)
 
 
 def use_compiler(path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
@@ -141,13 +143,36 @@ def test_a_compiler_that_does_not_start_or_end_is_named(monkeypatch: pytest.Monk
         assert command.split()[0] in find_library().reason
     find_library.cache_clear()
 
+    calls: list[list[str]] = []
+
     def run(command: list[str], **_: object) -> None:
+        calls.append(command)
         raise subprocess.TimeoutExpired(command, 300, stderr=b"waiting for a licence")
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
 
     assert find_library().reason == "`cc` could not make them: waiting for a licence"
+    assert len(calls) == 1, "fewer flags do not help"
+
+
+@pytest.mark.usefixtures("fit")
+def test_the_compiler_gets_no_option_that_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = INSTRUCTION_SETS[0]
+    flag, option = list(best.optional.items())[-1]
+    source = (
+        f"#!{sys.executable}\nimport sys\n*options, _, _, target, _ = sys.argv\n"
+        f"if '{option}' in options: sys.exit('error: unrecognized option')\n"
+        "open(target, 'w').write(' '.join(options))\n"
+    )
+    use_compiler(tmp_path / "old-cc", monkeypatch, source)
+    monkeypatch.setattr(native, "Library", lambda path: path.read_text().split())
+
+    finding = find_library()
+
+    used = best.options(list(best.optional)[:-1])
+    assert finding.library == [str(tmp_path / "old-cc"), *compiling.FLAGS, *used]
+    assert finding.origin.endswith(f".so; without {flag}")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +189,7 @@ def test_instructions_that_no_compiler_knows_are_left_out(
 ) -> None:
     def made(compiler: list[str], _: InstructionSet, extras: tuple[str, ...]) -> Path:
         if too_new[compiler[0]] in extras:
-            raise OSError("unrecognized option")
+            raise subprocess.CalledProcessError(1, compiler, stderr="unrecognized option")
         return Path(*compiler)
 
     neon = INSTRUCTION_SETS[-1]

@@ -52,7 +52,7 @@ def test_names_may_stand_between_flags_and_begin_with_a_dash_behind_two(argument
 def test_a_file_like_a_flag_gets_a_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "-1.png").touch()
-    for name, is_advised in {"-1.png": True, "-2.png": False}.items():
+    for name, is_advised in {"-1.png": True, "-2.png": False, "-" + "x" * 300: False}.items():
         with pytest.raises(UsageError, match=f"unrecognized arguments: {name}") as refused:
             build_parser().parse_args(["caption", "a.png", name])
         assert ("come after `--`" in refused.value.hint) is is_advised

@@ -1,6 +1,9 @@
 """Connections over real sockets that send nothing, send one byte at a time, or never end."""
 
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -11,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from llama_adapter.app.serving.http_api import running
 from llama_adapter.app.serving.http_api.running import Connection, bind
+from tests.app.golden import ROOT
 from tests.app.serving.http_api.live import served
 
 ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -19,6 +23,10 @@ NEWS = ASKED.replace(b"/ ", b"/news ", 1)
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers at once; for the path /news, with a stream until the client disconnects."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     if scope["path"] == "/news":
         await send({"type": "http.response.body", "body": b"first", "more_body": True})
@@ -100,6 +108,35 @@ def test_connections_far_beyond_the_limit_leave_files_for_the_others() -> None:
             client.settimeout(5)
             client.sendall(ASKED)
             assert client.recv(4096).startswith(b"HTTP/1.1 503")
+
+
+FEW_FILES = """
+import resource
+from llama_adapter.app.serving.http_api.running import bind, run
+from tests.app.serving.http_api.test_running import application
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+listener = bind("127.0.0.1", 0)
+port = listener.getsockname()[1]
+run(application, listener=listener, service=None, drain_s=0, tell=print, on_start=lambda: print(port, flush=True))
+"""
+
+
+def test_a_burst_of_connections_waits_in_the_queue_and_uses_up_no_files() -> None:
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([sys.executable, "-c", FEW_FILES], stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as server,
+        ExitStack() as stack,
+    ):
+        stack.callback(server.kill)
+        assert server.stdout is not None
+        place = ("127.0.0.1", int(server.stdout.readline()))
+        server.send_signal(signal.SIGSTOP)  # all of them come in one turn
+        clients = [stack.enter_context(socket.create_connection(place, timeout=0.5)) for _ in range(400)]
+        server.send_signal(signal.SIGCONT)
+        clients[-1].settimeout(20)
+        assert clients[-1].recv(1) == b"", "far beyond the limit: closed before HEAD_S"
+        server.kill()
+        assert server.communicate()[1] == "", "asyncio: out of system resource"
 
 
 def test_endless_streams_do_not_delay_shutdown() -> None:
