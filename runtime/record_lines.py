@@ -122,8 +122,8 @@ def fault_in(line: bytes) -> tuple[str, str]:
         return f"has more than {MAX_RECORD_BYTES:,} bytes, so that its line feeds must be lost", _SEVERAL_VALUES
     end = _end_of_first_value(line)
     if end is None or not line[end:].strip():
-        if (field := _faulty_field(line)) is not None:
-            return f"is a record whose `{field}` is missing or of another type", "restore it, or name another file"
+        if (fault := _fault_of_fields(line)) is not None:
+            return fault, "restore it, or name another file"
         several = len(_RECORD.findall(line)) > 1
         return ("holds several records, and one of them is damaged", _NOT_A_RECORD[1]) if several else _NOT_A_RECORD
     if not line[end:].lstrip().startswith(b"{"):
@@ -133,11 +133,13 @@ def fault_in(line: bytes) -> tuple[str, str]:
     return f"{what}: their line feeds are lost", _SEVERAL_VALUES
 
 
-def _faulty_field(line: bytes) -> str | None:
-    """The first field that is missing or of another type in a line that is nearly an answer, else None."""
+def _fault_of_fields(line: bytes) -> str | None:
+    """What is wrong with the fields of a line that is nearly an answer; None for another line."""
     value = parse_object(line) or {}
     faulty = [name for name, kinds in FIELDS.items() if type(value.get(name, ...)) not in kinds]
-    return faulty[0] if 0 < len(faulty) <= _MOST_FAULTY else None
+    if not faulty:
+        return "is a record with a value of another type"
+    return f"is a record whose `{faulty[0]}` is missing or of another type" if len(faulty) <= _MOST_FAULTY else None
 
 
 def _end_of_first_value(line: bytes) -> int | None:

@@ -368,7 +368,8 @@ def parquet_rows(path: str, *, what: str, schema_alone: bool = False) -> Iterato
                                     values[name] = names.get(value, value)
                             yield Row(line=number, values=values)
                 except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-                    reason = f"it and the rows up to {last:,} cannot be read ({_first_line(error)})"
+                    rows = "it" if last == number + 1 else f"it and the rows up to {last:,}"
+                    reason = f"{rows} cannot be read: the file is damaged ({_first_line(error)})"
                     yield Row(line=number + 1, problem=reason)
                     number = last
     except (pa.ArrowException, OSError) as error:

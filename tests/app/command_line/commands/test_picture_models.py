@@ -74,7 +74,9 @@ def test_pictures_are_captioned_and_asked_about(folder: Path, run: Run, monkeypa
 def test_colours_are_read_in_the_order_that_is_named(folder: Path, model: list[str], run: Run) -> None:
     flags = ["--max-new-tokens", "6", "--dtype", "float32", "--device", "cpu", "--channel-order", "bgr"]
     reference, made = Reference(folder, "smolvlm"), pictures(2)
-    for line in run("caption", model, str(folder.parent / "photos"), flags).records:
+    ran = run("caption", model, str(folder.parent / "photos"), flags)
+    assert (ran.code, len(ran.records)) == (0, len(made))
+    for line in ran.records:
         red, green, blue = made[int(Path(line["picture"]).stem)].split()
         expected = reference.answer([Image.merge("RGB", (blue, green, red))], "Describe this image.", max_new_tokens=6)
         assert line["text"] == reference.tokenizer.decode(expected, skip_special_tokens=True)

@@ -90,6 +90,7 @@ REFUSED = {
     "a list in several lines": b"[\n  {\n",
     "an object in several lines": b"{\n" + WHOLE[1:].replace(b", ", b",\n"),
     "a record with a number for a text": WHOLE.replace(b'"text": "', b'"text": 3, "was": "'),
+    "a record with a negative count": WHOLE.replace(b'"tokens": ', b'"tokens": -1'),
     "a record without two fields": WHOLE.replace(b'"prompt": "', b'"p": "').replace(b', "finish": "', b', "f": "'),
     "an object without three": WHOLE.replace(b'"prompt"', b'"p"').replace(b'"finish"', b'"f"').replace(b'"ms"', b'"m"'),
     "a list of records at the end": WHOLE + b"[" + WHOLE.rstrip().replace(b"\n", b",") + b"]",

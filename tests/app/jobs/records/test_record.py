@@ -61,7 +61,7 @@ def test_numbers_that_json_lacks_become_null() -> None:
         *({"error": wrong} for wrong in ("no", [], {}, {"code": 1, "message": ""}, {"code": "missing"})),
         *({"choice": wrong} for wrong in ([], {}, {"a": 1.0}, {"a": "1", "b": 0}, {"a": True, "b": 0})),
         *({"ms": wrong} for wrong in ([], {"total": "1"}, {"total": float("inf")}, {"total": 10**400})),
-        *({"tokens": wrong} for wrong in ("3", 1.5, True, -1, 2**63)),
+        *({"tokens": wrong} for wrong in ("3", 1.5, True, -1, 2**63, float("inf"), float("nan"))),
         *({"unfamiliar": wrong} for wrong in ("no", 0.5, 2.0, float("nan"))),
     ],
 )
