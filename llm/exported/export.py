@@ -48,7 +48,7 @@ def export_decoder(
 
     Raises GraphError if onnx or onnx_ir is missing, and for numbers that are not finite in `precision`.
     """
-    require("onnx", "onnx_ir")
+    require("onnx", "onnx-ir")
     import onnx_ir as ir
 
     with (folder / WEIGHTS_FILE).open("wb") as file:

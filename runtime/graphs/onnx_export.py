@@ -28,7 +28,7 @@ def check_export(*, dtype: str, opset: int) -> None:
         raise ValueError(f"dtype must be float32 or float16, got {dtype!r}")
     if opset not in OPSETS:
         raise ValueError(f"opset must be 17 or 18, got {opset!r}")
-    require("onnx", "onnx_ir")
+    require("onnx", "onnx-ir")
 
 
 def cast_weights(state: Mapping[str, Tensor], *, dtype: GraphDtype) -> dict[str, Tensor]:

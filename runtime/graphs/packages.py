@@ -8,13 +8,13 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import one_line
 
-EXPORT_PACKAGES = ("onnx", "onnx_ir", "onnxruntime")  # all packages of the extra `onnx`
+EXPORT_PACKAGES = ("onnx", "onnx-ir", "onnxruntime")  # all packages of the extra `onnx`
 INSTALL_HINT = install_hint("onnx")
 
 
 def require(*names: str) -> None:
-    """Raise GraphError if one of the packages is not installed."""
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    """Raise GraphError if one of the packages, by their pip names, is not installed."""
+    missing = [name for name in names if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         packages, are = ("package", "is") if len(missing) == 1 else ("packages", "are")
         raise GraphError(

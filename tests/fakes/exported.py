@@ -116,17 +116,10 @@ def without_card(encoder: Path, target: Path, *, is_ours: bool = False, green_st
     for node in model.graph.node:
         node.name = node.name if is_ours else node.name.rpartition(".")[2]
     if green_std is not None:
-        # Where mean and deviation are the same numbers, they are one tensor of the graph.
-        tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-        (division,) = [
-            node
-            for node in model.graph.node
-            if node.op_type == "Div" and getattr(tensors.get(node.input[1]), "size", 0) == 3
-        ]
-        std = tensors[division.input[1]].copy()
-        std[1] = np.float32(green_std)
-        division.input[1] = "green_std"
-        model.graph.initializer.append(numpy_helper.from_array(std, "green_std"))
+        (std,) = [tensor for tensor in model.graph.initializer if tensor.name == "std"]
+        values = numpy_helper.to_array(std).copy()
+        values[1] = np.float32(green_std)
+        std.CopyFrom(numpy_helper.from_array(values, "std"))
     onnx.save(model, target)
     return target
 

@@ -6,7 +6,7 @@ The comparison with the encoder finds graphs that compute something else.
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import onnx
@@ -16,12 +16,12 @@ import torch
 from onnx import numpy_helper
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard, Port, fingerprint
+from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard, GraphDtype, Port, fingerprint
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, check_seal
 from llama_adapter.vision.card import EncoderCard
-from llama_adapter.vision.config import VisionConfig
+from llama_adapter.vision.config import Activation, ClipConfig, ConnectorConfig, PixelRule, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.export import BOUNDS, compare, export_onnx, judge
 from tests.fakes.exported import open_onnx
@@ -32,6 +32,11 @@ from tests.parity.golden import PICTURES, model, pixels
 KINDS = TOWERS | CONNECTORS
 KINDS["no blocks, patches of a tower without class token"] = VisionConfig(
     clip=dataclasses.replace(SIGLIP, drops_class=True), query=dataclasses.replace(QUERY, depth=0)
+)
+KINDS["norms with a large epsilon"] = VisionConfig(clip=dataclasses.replace(SIGLIP, norm_eps=1e-2), query=QUERY)
+KINDS["exact GELU"] = VisionConfig(clip=dataclasses.replace(SIGLIP, activation="exact_gelu"), query=QUERY)
+KINDS["CLIP's defaults"] = VisionConfig(
+    clip=ClipConfig(image_size=56, patch_size=14, width=64, num_layers=1, num_heads=2, output_dim=48), query=QUERY
 )
 REFERENCE = np.random.default_rng(0).normal(size=(3, 4, 8)).astype(np.float32)
 
@@ -72,18 +77,34 @@ def some_pixels(config: VisionConfig) -> np.ndarray:
 
 
 @pytest.mark.proves("towers: CLIP B to bigG, SigLIP, DINOv2", "ONNX")
+@pytest.mark.parametrize(("dtype", "opset", "largest"), [("float32", 17, 1e-4), ("float16", 18, 2e-2)])
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
-def test_a_tower_of_every_kind_is_exported_with_its_card(config: VisionConfig, tmp_path: Path) -> None:
+def test_a_tower_of_every_kind_is_exported_with_its_card(
+    config: VisionConfig, dtype: GraphDtype, opset: int, largest: float, tmp_path: Path
+) -> None:
     encoder, path = random_encoder(config), tmp_path / "encoder.onnx"
-    card = export_onnx(config, encoder.state_dict(), path, name="tower", dtype="float32", opset=17)
+    card = export_onnx(config, encoder.state_dict(), path, name="tower", dtype=dtype, opset=opset)
 
     parity = compare(path, encoder, some_pixels(config))
 
     assert parity.ok
-    assert parity.max_abs < 1e-4
+    assert parity.max_abs < largest
     assert lint_graph(read_graph(path)) == []
     assert open_onnx(path).card == card
     assert open_onnx(path).pixels == config.clip.pixels
+
+
+def test_the_kinds_have_both_sides_of_every_switch() -> None:
+    """The graph is written beside the encoder: a switch that no kind has could be missing in it."""
+    of_pixels = {field.name for field in dataclasses.fields(PixelRule)}
+    seen = [part for config in KINDS.values() for part in (config, config.clip, config.query)]
+    for kind in (VisionConfig, ClipConfig, ConnectorConfig):
+        parts = [part for part in seen if isinstance(part, kind)]
+        for field in dataclasses.fields(kind):
+            if field.default is not dataclasses.MISSING and field.name not in of_pixels:
+                values = {getattr(part, field.name) for part in parts}
+                assert {field.default} < values, (kind, field.name)
+    assert {part.activation for part in seen if isinstance(part, ClipConfig)} == set(get_args(Activation))
 
 
 @pytest.mark.parametrize(("name", "dtype", "opset"), [("rgb", "float32", 18), ("bgr", "float16", 17)])
@@ -140,7 +161,7 @@ def test_missing_packages_are_an_error_with_the_command_to_install_them(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(GraphError, match="onnx, onnx_ir, which are missing") as caught:
+    with pytest.raises(GraphError, match="onnx, onnx-ir, which are missing") as caught:
         export_onnx(bgr.encoder.config, bgr.encoder.state_dict(), tmp_path / "clip.onnx", name="tiny")
 
     assert caught.value.hint == "in the folder of this project: pip install --editable '.[onnx]'"

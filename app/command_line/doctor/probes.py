@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 IMPORT_NAMES = {
     "pillow": "PIL",
     "fastapi-offline": "fastapi_offline",
+    "onnx-ir": "onnx_ir",
     "prometheus-client": "prometheus_client",
     "python-multipart": "python_multipart",
     "pyyaml": "yaml",
