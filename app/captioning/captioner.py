@@ -384,8 +384,8 @@ class Captioner:
                 binary files, PIL images, and arrays or tensors of pixels. A folder stands for the pictures in it, a
                 pattern such as `"photos/**/*.jpg"` for its matches, a tar archive for its members, a prefix file or
                 folder for the pictures that `llama-adapter encode` encoded. Iterators are read to their end first.
-                Pixels are RGB of any size, uint8 or floats (0 to 1, or 0 to 255), (H, W, 3) or (3, H, W), or
-                (B, H, W, 3) for B pictures.
+                Pixels are RGB of any size, uint8 or floats (0 to 1, or 0 to 255 with a largest value of at
+                least 2), (H, W, 3) or (3, H, W), or (B, H, W, 3) for B pictures.
             prompts: one for each picture, or a single one for all. None: the model's own caption prompt. A prompt is
                 an instruction, a `RawPrompt`, or in a list a pair (instruction, input) or a list of token ids.
             choices: at least two different texts; the answer is the most likely one. `Answer.choice` has the
@@ -497,6 +497,7 @@ class Captioner:
     def _stream(
         self,
         given: Callable[[], list[GivenPicture]],
+        /,
         prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
         *,
         choices: Sequence[str] | None = None,
@@ -551,6 +552,7 @@ class Captioner:
     def _stream_items(
         self,
         given_items: Callable[[], Sequence[WorkItem]],
+        /,
         *,
         n: int = 1,
         logprobs: int | None = None,
@@ -566,18 +568,15 @@ class Captioner:
         count = whole_number("n", n, least=1)
         num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
         bar = import_module("tqdm.auto").tqdm if progress else None
-        clock = clock or StageClock()
-        clock.enter("read")  # the images of an iterator
-        try:
-            items = given_items()
-        finally:
-            clock.stop()
+        started = time.perf_counter()
+        items = given_items()  # reads the images of an iterator
+        read_s = time.perf_counter() - started
         for item in items:
             for question in item.questions:  # errors must come before any work
                 grids = self.least_grids(item.num_pictures)
                 self.encode_prompt(question.prompt, question.task, sampling=params, grids=grids)
         items = [item.repeated(count) for item in items]
-        events = self.run(items, sampling=params, logprobs=num_top, clock=clock)
+        events = self.run(items, sampling=params, logprobs=num_top, clock=clock, read_s=read_s)
         return events if bar is None else _shown(events, bar=partial(bar, total=count * len(items), unit="answer"))
 
     def run(
@@ -587,6 +586,7 @@ class Captioner:
         sampling: SamplingParams,
         logprobs: int | None = None,
         clock: StageClock | None = None,
+        read_s: float = 0.0,
         reader: Reader | None = None,
         wants: Wants | None = None,
         may_wait: bool = False,
@@ -601,6 +601,7 @@ class Captioner:
             sampling: for all questions.
             logprobs: as in `generate`.
             clock: measures stage times, see `profile_clock`.
+            read_s: seconds spent on reading before, counted as stage `read` once it is this run's turn.
             reader: reads pictures; it is not closed. Default: `self.reader`.
             wants: called with an item and its picture's digest, in reading threads; returns the questions to answer. If
                 it returns none, the picture is not decoded.
@@ -621,7 +622,12 @@ class Captioner:
             stop=stop,
         ) as pictures:
             yield from self.answer_read(
-                pictures, sampling=sampling, logprobs=logprobs, clock=clock or StageClock(), stop=stop
+                pictures,
+                sampling=sampling,
+                logprobs=logprobs,
+                clock=clock or StageClock(),
+                read_s=read_s,
+                stop=stop,
             )
 
     def answer_read(
@@ -631,10 +637,12 @@ class Captioner:
         sampling: SamplingParams,
         logprobs: int | None = None,
         clock: StageClock,
+        read_s: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Event]:
         """As `run`, for pictures that `read_ahead` reads."""
         with self.open_loop(clock) as loop:
+            clock.seconds["read"] += read_s
             while True:
                 self._require_open()
                 # `num_wanted` gives the encoder large batches, and bounds the work lost when the run is interrupted.

@@ -1,9 +1,8 @@
 """Turns the values that users pass as pictures into one source per picture."""
 
-import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -49,24 +48,25 @@ Pictures = PictureLike | Iterable[PictureLike]
 
 
 def given_pictures(
-    given: Pictures, *, allowed: tuple[AllowedHost, ...] = (), reader: Reader | None = None
+    given: Pictures, *, allowed: tuple[AllowedHost, ...] = (), reader: Reader | None = None, first: int = 0
 ) -> list[GivenPicture]:
     """One or several pictures as a list, in order. Folders, patterns, archives and batches give several each.
 
-    Open files are read from their beginning. A `reader` reads images of an iterator at once, as its next step may
-    change or close them. Raises TypeError for anything that is not a picture, ValueError for arrays of another shape or
-    range or with masked pixels and for closed files, and OSError of an open file.
+    Open files are read from their beginning. A `reader` reads images of an iterable that is no sequence at once, as the
+    next step may change or close them; messages count those without a name from `first`. Raises TypeError for anything
+    that is not a picture, ValueError for arrays of another shape or range or with masked pixels and for closed files,
+    and OSError of an open file.
     """
     if isinstance(given, np.ndarray) and given.ndim == 1 and given.dtype.kind in "OUT":
         given = given.tolist()  # paths of a table
     is_one = is_one_picture(given) or isinstance(given, Mapping) or not isinstance(given, Iterable)
-    at_once = reader if isinstance(given, Iterator) else None
+    at_once = None if is_one or isinstance(given, Sequence) else reader
     found: list[GivenPicture] = []
     for index, one in enumerate([given] if is_one else given):  # type: ignore[arg-type]
         advice = ": give several as a list" if isinstance(given, Mapping) else "" if is_one else f" at index {index}"
         for picture in _expanded(one, allowed=allowed, advice=advice):
             if at_once is not None:
-                picture = read_image(picture, at_once, label=f"picture {len(found)}")
+                picture = read_image(picture, at_once, label=f"picture {first + len(found)}")
             found.append(picture)
     return found
 
@@ -112,11 +112,11 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
             yield from _pictures_of_array(pixels)
         case np.ndarray():
             if np.ma.is_masked(given):
-                raise ValueError("An array of pixels has masked pixels: give them a colour, `pixels.filled(255)`")
+                raise ValueError("An array of pixels has masked pixels: fill them with a colour of the array's range")
             yield from _pictures_of_array(np.asarray(given))
         case _ if hasattr(given, "read"):
             # A file that is open for text has its bytes in `buffer`.
-            file = getattr(given, "buffer", given) if isinstance(given, io.TextIOBase) else given
+            file = given.buffer if hasattr(getattr(given, "buffer", None), "read") else given
             with suppress(
                 AttributeError, OSError, ValueError
             ):  # it was read or written before; Pillow begins there too

@@ -298,7 +298,8 @@ class Pipeline:
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
             if self._image_processor is not None:
                 picture = self._image_processor(_opened(picture))
-            for found in given_pictures(picture, allowed=self.captioner.allowed_hosts, reader=reader):
+            allowed = self.captioner.allowed_hosts
+            for found in given_pictures(picture, allowed=allowed, reader=reader, first=len(items)):
                 index = len(items)
                 work = WorkQuestion(index=index, prompt=prompt, task=question.task)
                 label = f"picture {index}" if found.name is None else found.name

@@ -12,7 +12,7 @@ from PIL import Image
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
-from llama_adapter.vision.preprocess import MAX_ASPECT_RESIZED_WHOLE, preprocess
+from llama_adapter.vision.preprocess import MAX_ASPECT_RESIZED_WHOLE, float_levels, preprocess
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PICTURES = sorted(path.name for path in (GOLDEN / "images").iterdir())
@@ -182,6 +182,13 @@ def test_floats_are_fractions_or_levels_and_small_integers_are_levels(top: float
 )
 def test_values_without_a_known_range_are_unsupported(values: NDArray[Any]) -> None:
     assert code(Image.fromarray(values)) == "unsupported"
+
+
+def test_levels_do_not_depend_on_numpys_error_state() -> None:
+    with np.errstate(all="raise"):
+        levels = float_levels(np.array([1e-300, 1.0]))
+    assert levels is not None
+    assert levels.tolist() == [0, 255]
 
 
 def test_an_error_after_decoding_names_the_picture(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ _PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 
 
 class FetchError(LlamaAdapterError):
-    """A URL is not allowed, or its picture cannot be downloaded. `code` is an error code of the HTTP API."""
+    """A URL is not allowed or malformed, or gives no picture. `code` is an error code of the HTTP API."""
 
     def __init__(self, message: str, *, code: str, status: int = 400) -> None:
         super().__init__(message)

@@ -38,7 +38,15 @@ _HAS_ENCODER: Final = (
 TIMEOUT: Final = "timeout"  # it was not read in time
 CRASHED: Final = "crashed"  # the process that read it ended
 
-_DECODING: Final = threading.Lock()  # of given images: threads may share one, and Pillow decodes it in place
+_DECODING = threading.Lock()  # of given images: threads may share one, and Pillow decodes it in place
+
+
+def _forget_holder() -> None:
+    global _DECODING  # the thread that holds the lock is not in the child
+    _DECODING = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_holder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +128,8 @@ class Reader(Protocol):
 class PictureReader:
     """Reads and resizes in the calling thread, for an encoder that takes pictures by the rule `pixels`.
 
-    A decoder or file system that hangs blocks the thread. `IsolatedReader` has a time limit.
+    A decoder or file system that hangs blocks the thread, and for a given PIL image also other threads' given images.
+    `IsolatedReader` has a time limit.
     """
 
     def __init__(self, spec: ReadingSpec, *, pixels: PixelRule) -> None:

@@ -228,6 +228,8 @@ ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...
     (lambda one: one.caption(PICTURES[0], clock="x"), TypeError, "clock must be a StageClock"),  # type: ignore[arg-type]
     (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),  # type: ignore[arg-type]
     (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),  # type: ignore[call-arg]
+    (lambda one: one.caption(PICTURES[0], given=1), TypeError, "unexpected keyword argument 'given'"),  # type: ignore[call-arg]
+    (lambda one: one.generate_text("x", given_items=1), TypeError, "unexpected keyword argument 'given_items'"),  # type: ignore[call-arg]
     (lambda one: one.warm_up(max_new_tokens="x"), ValueError, f"max_new_tokens {LEAST} 0"),  # type: ignore[arg-type]
     (lambda one: one.warm_up(max_new_tokens=-1), ValueError, f"max_new_tokens {LEAST} 0"),
     (lambda one: one.generate_text({"Is it red?": 1}), TypeError, "A prompt must be text"),  # type: ignore[arg-type]

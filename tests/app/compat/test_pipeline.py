@@ -74,6 +74,17 @@ def test_a_batch_of_pictures_and_its_table(caption: Pipeline, captioner: Caption
     assert list(outputs.to_pandas()["text"]) == [expected[0], "", expected[1]]
 
 
+def test_a_damaged_image_has_the_number_of_its_place_however_it_is_given(caption: Pipeline) -> None:
+    data = Path(STAR).read_bytes()
+
+    def damaged() -> Image.Image:
+        return Image.open(io.BytesIO(data[: len(data) // 2]))
+
+    outputs = caption([STAR, damaged(), iter([Image.open(STAR), damaged()])], max_new_tokens=1)
+    for place in (1, 3):
+        assert f"`picture {place}` is cut off or damaged" in outputs[place]["reason"]
+
+
 def test_pictures_in_every_form(caption: Pipeline) -> None:
     data = Path(STAR).read_bytes()
     pixels = np.array(Image.open(STAR).convert("RGB"))

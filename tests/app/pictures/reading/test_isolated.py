@@ -24,7 +24,7 @@ from llama_adapter.app.pictures.reading import process
 from llama_adapter.app.pictures.reading.isolated import IsolatedReader
 from llama_adapter.app.pictures.reading.process import ReadingProcess
 from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
-from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
+from llama_adapter.app.pictures.reading.reader import _DECODING, PictureReader, PictureReading
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
 from llama_adapter.runtime.child_process import ChildProcess
@@ -415,6 +415,19 @@ def test_a_process_that_is_forked_off_reads_by_processes_of_its_own(shared: Isol
     assert os.waitstatus_to_exitcode(status) == 0
     assert is_same(shared.read(PICTURES[1]), expected)
     assert set(shared.process_ids) == before
+
+
+def test_a_process_that_is_forked_off_during_a_reading_reads_given_images() -> None:
+    with _DECODING:
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # ends a child that waits for the lock
+            try:
+                os._exit(0 if read_here(Image.new("RGB", (8, 8))).error is None else 1)
+            finally:
+                os._exit(2)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 PARENT = """
