@@ -568,15 +568,13 @@ class Captioner:
         count = whole_number("n", n, least=1)
         num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
         bar = import_module("tqdm.auto").tqdm if progress else None
-        started = time.perf_counter()
         items = given_items()  # reads the images of an iterator
-        read_s = time.perf_counter() - started
         for item in items:
             for question in item.questions:  # errors must come before any work
                 grids = self.least_grids(item.num_pictures)
                 self.encode_prompt(question.prompt, question.task, sampling=params, grids=grids)
         items = [item.repeated(count) for item in items]
-        events = self.run(items, sampling=params, logprobs=num_top, clock=clock, read_s=read_s)
+        events = self.run(items, sampling=params, logprobs=num_top, clock=clock)
         return events if bar is None else _shown(events, bar=partial(bar, total=count * len(items), unit="answer"))
 
     def run(
@@ -586,7 +584,6 @@ class Captioner:
         sampling: SamplingParams,
         logprobs: int | None = None,
         clock: StageClock | None = None,
-        read_s: float = 0.0,
         reader: Reader | None = None,
         wants: Wants | None = None,
         may_wait: bool = False,
@@ -601,7 +598,6 @@ class Captioner:
             sampling: for all questions.
             logprobs: as in `generate`.
             clock: measures stage times, see `profile_clock`.
-            read_s: seconds spent on reading before, counted as stage `read` once it is this run's turn.
             reader: reads pictures; it is not closed. Default: `self.reader`.
             wants: called with an item and its picture's digest, in reading threads; returns the questions to answer. If
                 it returns none, the picture is not decoded.
@@ -626,7 +622,6 @@ class Captioner:
                 sampling=sampling,
                 logprobs=logprobs,
                 clock=clock or StageClock(),
-                read_s=read_s,
                 stop=stop,
             )
 
@@ -637,12 +632,10 @@ class Captioner:
         sampling: SamplingParams,
         logprobs: int | None = None,
         clock: StageClock,
-        read_s: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Event]:
         """As `run`, for pictures that `read_ahead` reads."""
         with self.open_loop(clock) as loop:
-            clock.seconds["read"] += read_s
             while True:
                 self._require_open()
                 # `num_wanted` gives the encoder large batches, and bounds the work lost when the run is interrupted.
@@ -655,6 +648,7 @@ class Captioner:
                     batch = pictures.take(num_wanted, at_least=0 if loop.in_flight else least)
                     if not batch:
                         break
+                    clock.seconds["read"] += sum(item.read_s for item, *_ in batch)
                     errors = self._admit(batch, loop, sampling=sampling, logprobs=logprobs)
                     clock.enter("write")
                     yield from errors

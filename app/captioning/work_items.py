@@ -47,6 +47,12 @@ class WorkItem:
         is_text = isinstance(self.picture, PictureReading) and self.picture.digest in get_args(TextPrefix)
         return 0 if is_text else 1 + len(self.others)
 
+    @property
+    def read_s(self) -> float:
+        """Seconds spent on pictures that were read before the item was made."""
+        given = (self.picture, *self.others)
+        return sum(one.elapsed_ms for one in given if isinstance(one, PictureReading)) / 1e3
+
     def repeated(self, count: int) -> "WorkItem":
         """The item with each question `count` times, with consecutive indices."""
         if count == 1:
