@@ -84,7 +84,9 @@ RULES: Mapping[str, Rule] = {
     "builtins.MemoryError": _OUT_OF_MEMORY,
     # Our own settings raise these, with messages for users.
     "builtins.ValueError": Rule(exit_code=ExitCode.USAGE, http_status=400),
-    "builtins.FileExistsError": Rule(exit_code=ExitCode.USAGE, hint="it is there already: name another"),
+    "builtins.FileExistsError": Rule(
+        exit_code=ExitCode.USAGE, hint="a file is there already, perhaps where a folder is wanted"
+    ),
     **dict.fromkeys(("builtins.IsADirectoryError", "builtins.NotADirectoryError"), _NO_PLACE),
     "builtins.OSError": Rule(hint="check the path, its permissions and the disk"),
     "builtins.ModuleNotFoundError": Rule(hint=f"install this project's packages: {INSTALL_PROJECT}"),

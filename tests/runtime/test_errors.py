@@ -156,7 +156,7 @@ def test_the_hint_of_an_error_precedes_that_of_its_class() -> None:
         (OSError(errno.EMFILE, "Too many open files", "a.jpg"), "ulimit -n"),
         (OSError(errno.ENFILE, "Too many open files in system", "a.jpg"), "check the path"),
         (FileNotFoundError(errno.ENOENT, "No such file", "Too many open files"), "check the path"),
-        (FileExistsError(errno.EEXIST, "File exists", "x.jsonl"), "is there already"),
+        (FileExistsError(errno.EEXIST, "File exists", "x.jsonl"), "perhaps where a folder is wanted"),
         (NotADirectoryError(errno.ENOTDIR, "Not a directory", "x/y"), "a file is where a folder is wanted"),
         (ImportError("cannot import name 'x' from 'six' (/v/lib/site-packages/six.py)"), "fault of the program"),
         (ImportError(f"cannot import name 'x' from 'typing' ({typing.__file__})"), "fault of the program"),

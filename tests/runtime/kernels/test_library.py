@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from torch import nn
@@ -143,17 +144,16 @@ def test_a_compiler_that_does_not_start_or_end_is_named(monkeypatch: pytest.Monk
         assert command.split()[0] in find_library().reason
     find_library.cache_clear()
 
-    calls: list[list[str]] = []
-
-    def run(command: list[str], **_: object) -> None:
-        calls.append(command)
-        raise subprocess.TimeoutExpired(command, 300, stderr=b"waiting for a licence")
-
-    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(native, "compilers", lambda: iter([["cc"]]))
-
-    assert find_library().reason == "`cc` could not make them: waiting for a licence"
-    assert len(calls) == 1, "fewer flags do not help"
+    for error, reason in (
+        (subprocess.TimeoutExpired("cc", 300, stderr=b"waiting for a licence"), "waiting for a licence"),
+        (OSError(errno.ENOEXEC, "Exec format error"), "Exec format error"),
+    ):
+        run = mock.Mock(side_effect=error)
+        monkeypatch.setattr(subprocess, "run", run)
+        find_library.cache_clear()
+        assert find_library().reason == f"`cc` could not make them: {reason}"
+        assert run.call_count == 1, "fewer flags do not help"
 
 
 @pytest.mark.usefixtures("fit")
