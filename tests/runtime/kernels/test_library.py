@@ -152,7 +152,7 @@ def test_a_compiler_that_does_not_start_or_end_is_named(monkeypatch: pytest.Monk
         run = mock.Mock(side_effect=error)
         monkeypatch.setattr(subprocess, "run", run)
         find_library.cache_clear()
-        assert find_library().reason == f"`cc` could not make them: {reason}"
+        assert reason in find_library().reason
         assert run.call_count == 1, "fewer flags do not help"
 
 
