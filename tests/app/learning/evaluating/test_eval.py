@@ -132,7 +132,7 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
     evaluate("--limit", "10", "--out", one)
     out, err = evaluate("--out", one)
     assert "320 questions answered, 10 answered by an earlier run" in err
-    assert "| exact | 100.0% | 98.8% to 100.0% | 330 |" in out, "the model answers all questions of the samples"
+    assert "| exact | 100.0% | 89.3% to 100.0% | 330 |" in out, "the model answers all questions of the samples"
 
     out, err = evaluate("--limit", "30", "--out", other, "--max-new-tokens", "0", "--against", one)
     assert "note: 300 answers to examples that one of the two lacks are not compared" in err
