@@ -10,8 +10,8 @@ import torch
 from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.captioning.parts import Parts, loaded_parts
 from llama_adapter.app.models.checkpoints import StreamedModel
+from llama_adapter.app.models.early import check_encoder_exists
 from llama_adapter.app.models.encoders import GivenEncoder
-from llama_adapter.app.models.exported import check_encoder_exists
 from llama_adapter.app.models.llama_folder import find_llama
 from llama_adapter.app.models.memory_fit import place_model
 from llama_adapter.app.models.number_formats import (

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.app.models.exported import check_encoder_exists, encoder_graph, encoder_identity
+from llama_adapter.app.models.early import check_encoder_exists
+from llama_adapter.app.models.exported import encoder_graph, encoder_identity
 from llama_adapter.app.models.spec import CaptionerSpec, tokens_error
 from llama_adapter.app.pictures.prefixes.file import Encoding, StoredPicture
 from llama_adapter.llm.runners.base import Runner

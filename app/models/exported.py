@@ -119,13 +119,6 @@ def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool 
     )
 
 
-def check_encoder_exists(spec: CaptionerSpec) -> None:
-    """Raise GraphError for an encoder that does not exist. Called before a device is opened or gigabytes are read."""
-    if spec.encoder is not None and not Path(spec.encoder).exists():
-        maker = "encode" if spec.vision_kind == "prefixes" else f"export {spec.vision_kind}"
-        raise GraphError(f"The encoder `{spec.encoder}` does not exist", hint=f"`llama-adapter {maker}` makes one")
-
-
 def encoder_files(spec: CaptionerSpec) -> list[Path]:
     """The file of an exported encoder, or the OM files of its folder."""
     assert spec.encoder is not None

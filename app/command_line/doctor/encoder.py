@@ -11,8 +11,9 @@ import torch
 from llama_adapter.app.command_line.doctor.findings import Finding, Report
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.checkpoints import LoadedModel
+from llama_adapter.app.models.early import check_encoder_exists
 from llama_adapter.app.models.encoders import check_card, check_sizes, examine, has_clip
-from llama_adapter.app.models.exported import check_encoder_exists, encoder_files, encoder_graph
+from llama_adapter.app.models.exported import encoder_files, encoder_graph
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.runtime.device_names import om_device_id, split_device
