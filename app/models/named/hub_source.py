@@ -101,7 +101,7 @@ class HubSource:
 
     @property
     def _configs(self) -> tuple[str, ...]:
-        """Configs, of which a folder with a model has one. That of open_clip describes a tower only."""
+        """Names of configs. A folder with a model has one of them; that of open_clip describes a tower only."""
         return ("config.json",) if self.needs_tokenizer else ("config.json", _OPEN_CLIP)
 
     def here(self) -> Path | None:

@@ -93,7 +93,7 @@ def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
     return found.train(TrainProgress(visible=False, num_steps=found.num_steps, every=None), is_asked_to_end=asked)
 
 
-def test_the_time_left_begins_anew_with_the_visual_blocks(
+def test_the_time_left_is_estimated_again_with_the_visual_blocks(
     job: TrainJob, data: TrainingData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []

@@ -35,7 +35,7 @@ def test_the_time_left_is_right_from_the_fifth_step_on(monkeypatch: pytest.Monke
             progress.resume(is_evaluated=False)
 
 
-def test_the_time_left_begins_anew_with_a_stage_of_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_estimated_again_with_a_stage_of_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock.now))
     progress = loop.TrainProgress(visible=False, num_steps=100, every=None)
