@@ -117,10 +117,8 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
         case _ if hasattr(given, "read"):
             # A file that is open for text has its bytes in `buffer`.
             file = given.buffer if hasattr(getattr(given, "buffer", None), "read") else given
-            with suppress(
-                AttributeError, OSError, ValueError
-            ):  # it was read or written before; Pillow begins there too
-                file.seek(0)
+            with suppress(AttributeError, OSError, ValueError):
+                file.seek(0)  # it may have been read or written before; Pillow begins there too
             data = file.read(DEFAULT_MAX_BYTES + 1)
             if not isinstance(data, bytes):
                 raise TypeError(f"A picture's file must be open for reading bytes, this gave {type(data).__name__}")

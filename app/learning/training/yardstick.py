@@ -84,9 +84,9 @@ class Yardstick:
     def verdict(self, score: Figure, *, num_usual: int = 0, has_eye: bool = False) -> str | None:
         """A sentence on an adapter that is not better than simple methods, with what to try; otherwise None.
 
-        `has_eye` is whether the encoder was trained before the decoder.
-        `score` is the adapter's figure `HEADLINES[task]` on the test examples, of which `num_usual` have the first
-        method's answer. The result is None if the score is above chance and at least as high as that of the best
+        `has_eye` is whether the encoder was trained before the decoder. `score` is the adapter's figure
+        `HEADLINES[task]` on the test examples. `num_usual` is the number of these examples that have the first method's
+        answer. The result is None if the score is above chance and at least as high as that of the best
         method, or if its 95 % interval is above chance and includes the best method. Chance is what the first method
         reaches, here or on the test. The interval of shares is Wilson's. None with fewer than two examples.
         """
