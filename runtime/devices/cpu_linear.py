@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.kernels.arrays import ALIGNMENT, ArrayLinear, packed
+from llama_adapter.runtime.kernels.arrays import ArrayLinear, packed
 from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.memory import ALIGNMENT
 from llama_adapter.runtime.kernels.threads import num_threads
 from llama_adapter.runtime.schemes import int4, int8
 from llama_adapter.runtime.schemes.layers import WEIGHT, float_type, replace_layers

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from llama_adapter.runtime.kernels.library import KINDS, Library
+from llama_adapter.runtime.kernels.memory import WEIGHT_MEMORY
 from llama_adapter.runtime.kernels.structs import ACTIVATIONS, BlockStruct, LinearStruct, StackStruct
 from llama_adapter.runtime.kernels.threads import num_threads
 
 Arrays = Mapping[str, np.ndarray]
-ALIGNMENT: Final = 64  # bytes: packed weights are padded to a multiple, so that each begins at a cache line
 _STEP: Final = 4  # the number of inputs is a multiple of it
 GROUP: Final = 32  # inputs of an output that share a scale of 4-bit weights
 KIND_OF: Final = {"float32": "float32", "uint16": "bfloat16", "int8": "int8", "uint8": "uint8"}  # by numpy's name
@@ -50,15 +50,14 @@ def shaped(arrays: Arrays, name: str, *shape: int) -> np.ndarray:
 
 
 def packed(weight: np.ndarray, scale_OG: np.ndarray | None = None, *, library: Library) -> np.ndarray:
-    """A plain weight (O, I) as the kernels read it: bytes at an aligned address in new memory.
+    """A plain weight (O, I) as the kernels read it: bytes in memory of `WEIGHT_MEMORY`.
 
     It is float32, bfloat16 as its bits, int8, or uint8 (O, I / 2) with float16 scales, as the schemes store it.
     """
     kind, num_out, num_in = KINDS[KIND_OF[weight.dtype.name]], len(weight), weight.shape[1]
     num_in *= 2 if weight.dtype == np.uint8 else 1
     num_bytes = library.packed_bytes(kind, num_out, num_in)
-    memory = np.empty(num_bytes + ALIGNMENT, np.uint8)
-    bytes_ = memory[-memory.ctypes.data % ALIGNMENT :][:num_bytes]
+    bytes_ = WEIGHT_MEMORY.allocate(num_bytes)
     plain, scales = np.ascontiguousarray(weight), None if scale_OG is None else np.ascontiguousarray(scale_OG)
     scales_address = None if scales is None else scales.ctypes.data
     library.pack(kind, num_out, num_in, plain.ctypes.data, scales_address, bytes_.ctypes.data, num_threads())

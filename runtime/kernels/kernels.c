@@ -33,10 +33,9 @@ static void ask_for_large_pages(void *memory, int64_t num_bytes) {
 }
 
 /* Lay out plain (num_out, num_in) weights for the kernels. `scales` is read for INT4 only. `packed` has packed_bytes
- * bytes; large pages are requested for it. */
+ * bytes. */
 EXPORT void kernels_pack(int32_t kind, int64_t num_out, int64_t num_in, const void *plain, const void *scales,
                          void *packed, int32_t num_threads) {
-    ask_for_large_pages(packed, packed_bytes(kind, num_out, num_in));
     packing_t job = {kind, num_out, num_in, plain, scales, packed};
     run_items(pack_task, &job, round_up(num_out, BLOCK) / BLOCK, 1, num_threads);
 }

@@ -49,15 +49,16 @@ typedef struct {
 #define UNROLL _Pragma("GCC unroll 8")
 #define EACH(i, count) UNROLL for (int i = 0; i < (count); i++)
 
-/* How weights are fetched before they are used: not at all; 8 KB ahead into the L1 cache; or, for small L1 caches, 16 KB
- * ahead into the L2 cache and 2 KB ahead into the L1 cache. Prefetching may read beyond the end of the weights; it never
- * faults. */
+/* How weights are fetched before they are used: not at all; `near_bytes` ahead into the L1 cache; or, for small L1 caches,
+ * 16 KB ahead into the L2 cache and 2 KB ahead into the L1 cache. Prefetching may read beyond the end of the weights; it
+ * never faults. */
 enum { NO_FETCH = 0, NEAR = 1, DEEP = 2 };
+static int64_t near_bytes = 8192;
 
 ALWAYS_INLINE void fetch_ahead(const int fetch, const void *weights) {
     const char *at = weights;
     if (fetch == DEEP) __builtin_prefetch(at + 16384, 0, 2), __builtin_prefetch(at + 2048, 0, 3);
-    else if (fetch == NEAR) __builtin_prefetch(at + 8192, 0, 3);
+    else if (fetch == NEAR) __builtin_prefetch(at + near_bytes, 0, 3);
 }
 
 ALWAYS_INLINE void load_sums(const int rows, floats_t sums[TILE_ROWS][TILE_VECTORS], const float *c, bool go_on) {

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from llama_adapter.runtime.kernels.arrays import ALIGNMENT
 from llama_adapter.runtime.kernels.layout import PACKED as PACKED
 from llama_adapter.runtime.kernels.layout import PackedLayout
+from llama_adapter.runtime.kernels.memory import ALIGNMENT
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision, int4, int8
 from llama_adapter.runtime.schemes.scheme import Scheme, TensorForm, dtype_name, find_scheme
 
