@@ -50,9 +50,11 @@ _SAME: Final = {
 }
 # What stands before the names of a language model's modules in a model that sees pictures, in place of `model.`.
 _INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.(?=model\.|lm_head\.)|model\.text_model\.")
+# Files with further weights that a training changed: of LLaVA and programs like it, LongLoRA, and ms-swift.
+_FURTHER: Final = ("non_lora*", "trainable_params.bin", "vit.safetensors")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
-_MEANING: Final = "the folder is damaged, or was trained on another model"
+_MEANING: Final = "the folder is damaged, or was trained on another model or on fused matrices"
 
 
 class Change(NamedTuple):
@@ -138,7 +140,7 @@ def merged_state(
     Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
     LoRA or the norms of an adapter.
     """
-    for lora in loras:
+    for lora in loras if config.num_adapter_layers else ():
         if mixed := [
             to_huggingface(name, norms=config.norms)
             for name, change in lora.changes.items()
@@ -227,11 +229,18 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         check_dense(tensors, what=f"`{path}`")
         files: tuple[Path, ...] = (folder / CONFIG, path)
         found = _by_module(tensors, path=path)
+        further = sorted(one for pattern in _FURTHER for one in folder.glob(pattern) if one.is_file())
+        if more := [one.name for one in further if read_tensor_file(one).tensors]:
+            raise CheckpointError(
+                f"`{folder}` has {list_keys(more)} beside its LoRA, with further trained weights, which are not read",
+                hint="merge all of them with the program that trained them, and name the result as --llama-dir",
+            )
     elif (other := read_neighbour_lora(folder, names)) is not None:
         config, files, path, found = other.config, other.files, other.files[-1], dict(other.tensors)
     else:
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        inner = list_keys([path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))])
+        paths = sorted((*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")))
+        inner = list_keys([str(path.parent.relative_to(folder)) for path in paths])
         raise CheckpointError(
             f"`{folder}` is no LoRA folder: it {problem}{f', and its folders {inner} have one' if inner else ''}",
             hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}, or that of "
@@ -253,7 +262,10 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
     what = f"The LoRA `{path}`"
     meaning = _MEANING
     if files[0].name == CONFIG:
-        meaning += f"; save it again with PEFT's `save_pretrained`; or, for added tokens, biases or a tower, {MERGE}"
+        meaning += (
+            "; save it again with PEFT's `save_pretrained`; for rows of padding, which bundles lack, name the LLaMA "
+        )
+        meaning += f"as --llama-dir; for added tokens, biases or a tower, {MERGE}"
     if not wanted:
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
