@@ -77,7 +77,7 @@ def import_line(words: Sequence[str]) -> Imported | None:
     source, folder = "the command line", Path()
     name, options = _find_script([*map(Word, words)], source=source)
     file, *given = words[1:] if len(words) > 1 and words[0] in _SHELLS else words
-    is_sh = not name and file.endswith(".sh") and Path(file).is_file()
+    is_sh = not name and file.endswith(".sh")
     if is_sh:
         source, folder = file, Path(file).parent
         name, options = _find_script(split_words(read_content(source), source=source), source=source)

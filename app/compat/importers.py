@@ -377,6 +377,7 @@ _CONDITIONS: Mapping[str, Condition] = {
     "not on": lambda imported, value: value is not True,
     "not off": lambda imported, value: value is not False,
     "one rank": lambda imported, value: _num_ranks(imported) == 1,
+    "all of several": lambda imported, value: value == _num_ranks(imported) != 1,
     "one of several": lambda imported, value: value == 1 and _num_ranks(imported) != 1,
     "graph of several ranks": lambda imported, value: value in _GRAPH_MODES and _num_ranks(imported) != 1,
 }
