@@ -34,7 +34,6 @@ class _Script(NamedTuple):
 
 
 _AFTER = ("fi", "done", "wait", "echo", "exit", "}")  # words of a shell that may begin the line after the command
-_SHELLS = ("bash", "sh", ".", "source")
 _SEVERAL = ("predict_data", "modal_type", "adapter_id", "options")  # options with several values
 # Programs and modules that start a program once per device, and their options with the count or the list of these.
 _LAUNCHERS = ("torchrun", "msrun", "torch.distributed.run", "torch.distributed.launch", "paddle.distributed.launch")
@@ -76,7 +75,7 @@ def import_line(words: Sequence[str]) -> Imported | None:
     """
     source, folder = "the command line", Path()
     name, options = _find_script([*map(Word, words)], source=source)
-    file, *given = words[1:] if len(words) > 1 and words[0] in _SHELLS else words
+    file, *given = words[1:] if len(words) > 1 and words[0] in ("bash", "sh", ".", "source") else words
     is_sh = not name and file.endswith(".sh")
     if is_sh:
         source, folder = file, Path(file).parent
@@ -85,8 +84,8 @@ def import_line(words: Sequence[str]) -> Imported | None:
     if name and not is_here and not (is_sh and given):
         return _import_options(name, options, source=source, folder=folder)
     if is_sh:
-        how = "which is a file here" if is_here else "and does not get the arguments after it, such as `$1`"
-        what = f"`{name}`, {how}" if name else "no script of another system"
+        what = "which is a file here" if is_here else "and does not get the arguments after it, such as `$1`"
+        what = f"`{name}`, {what}" if name else "no script of another system"
         raise UsageError(f"`{source}` runs {what}", hint="name the Python program itself: run-reference PROGRAM.py ...")
     return None
 

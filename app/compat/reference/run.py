@@ -41,10 +41,8 @@ def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[st
         with io.open_code(str(Path(program).absolute())) as file:
             source = file.read()
     except OSError as error:
-        raise UsageError(
-            f"The program `{program}` cannot be read: {error.strerror}",
-            hint=f"name a Python file, or a line of {', '.join(SCRIPTS)}",
-        ) from None
+        hint = f"name a Python file, or a line of {', '.join(SCRIPTS)}"
+        raise UsageError(f"The program `{program}` cannot be read: {error.strerror}", hint=hint) from None
     with _as_main(program, arguments, overrides, source) as main:
         try:
             exec(compile(source, program, "exec", dont_inherit=True), vars(main))
