@@ -217,7 +217,8 @@ def test_an_adapter_sees_the_merged_llama(
 
 
 @pytest.mark.slow
-def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path) -> None:
+def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path, tmp_path: Path) -> None:
+    literal = Path(shutil.copytree(folders("dora"), tmp_path / "literal"))
     wanted = our_logits(llama_dir=str(LLAMA), lora=[str(folders("plain"))])
     tensors = load_file(plain / "adapter_model.safetensors")
     (plain / "adapter_model.safetensors").unlink()
@@ -229,6 +230,8 @@ def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path) -
     torch.save({}, plain / "non_lora_state_dict.bin")  # a training wrote it, and changed nothing else
     odd = plain.rename(plain.with_name("odd=name"))
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=odd), wanted)
+    edited(target_modules="all-linear")(literal)  # PEFT writes the names in its place
+    assert our_logits(llama_dir=str(LLAMA), lora=literal).equal(our_logits(llama_dir=str(LLAMA), lora=folders("dora")))
 
 
 @pytest.mark.slow
