@@ -45,7 +45,7 @@ _MINDFORMERS = _Script(
     places={name: f"context.{name}" for name in ("mode", "device_target", "device_id")}
     | {"do_sample": "generation_config.do_sample"},
 )
-_SCRIPTS = {
+SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
     "run_mindformers.py": _MINDFORMERS,
     "export.py": _MINDFORMERS._replace(settings_file="config_path", implied={"run_mode": "export"}),
@@ -75,14 +75,17 @@ def import_line(words: Sequence[str]) -> Imported | None:
     """
     source, folder = "the command line", Path()
     name, options = _find_script([*map(Word, words)], source=source)
-    is_sh = not name and {*words[:-1]} <= {"bash", "sh"} and words[-1].endswith(".sh") and Path(words[-1]).is_file()
+    file, *given = words[1:] if len(words) > 1 and words[0] in ("bash", "sh", ".", "source") else words
+    is_sh = not name and file.endswith(".sh")
     if is_sh:
-        source, folder = words[-1], Path(words[-1]).parent
+        source, folder = file, Path(file).parent
         name, options = _find_script(split_words(read_content(source), source=source), source=source)
-    if name and not Path(name).exists():
+    is_here = Path(name).exists()
+    if name and not is_here and not (is_sh and given):
         return _import_options(name, options, source=source, folder=folder)
     if is_sh:
-        what = f"`{name}`, which is a file here" if name else "no script of another system"
+        what = "which is a file here" if is_here else "and does not get the arguments after it, such as `$1`"
+        what = f"`{name}`, {what}" if name else "no script of another system"
         raise UsageError(f"`{source}` runs {what}", hint="name the Python program itself: run-reference PROGRAM.py ...")
     return None
 
@@ -130,12 +133,12 @@ def _find_script(words: list[Word], *, source: str) -> tuple[str, list[Word]]:
         if word.text.startswith("--"):
             break
         after = words[index + 1 :]
-        if Path(word.text).name in _SCRIPTS:
+        if Path(word.text).name in SCRIPTS:
             return word.text, [*num_devices, *after]
-        if word.line is None and any(f"{script}\u00a0--" in word.text for script in _SCRIPTS):
+        if word.line is None and any(f"{script}\u00a0--" in word.text for script in SCRIPTS):
             raise UsageError(f"{source}: `{word.text}` has non-breaking spaces", hint="write plain spaces")
         around = index > 0 and re.fullmatch(r".*\.sh|-\w*c", words[index - 1].text)
-        if around and any(Path(one).name in _SCRIPTS for one in word.text.split()):
+        if around and any(Path(one).name in SCRIPTS for one in word.text.split()):
             name, options = _find_script(split_words(word.text, source=source, line=word.line), source=source)
             if name:
                 rest = [*takewhile(lambda one: not re.search(r"[;&|\n]", one.gap), after)]  # a number, a port, a folder
@@ -152,7 +155,7 @@ def _import_options(name: str, words: list[Word], *, source: str, folder: Path) 
 
     As in MindFormers, options of the command line override those of `--config FILE`, which may be in `folder`.
     """
-    script = _SCRIPTS.get(Path(name).name, _Script(partial(_import_table, source=source)))
+    script = SCRIPTS.get(Path(name).name, _Script(partial(_import_table, source=source)))
     options = _read_options(words, script.places, source=source)
     if name and options.keys() <= {"worker_num"}:
         hint = "name the file of settings that was changed: --config FILE.yaml"

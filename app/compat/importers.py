@@ -179,21 +179,6 @@ def _set_sampling(imported: Import) -> None:
 # MindFormers: a YAML, with the `infer` table of MindSpore Lite; options of run_infer_main.py
 
 _CONFIG = "model.model_config"
-_COMMANDS = {
-    "train": "`llama-adapter train` trains adapters",
-    "finetune": "`llama-adapter train` trains adapters",
-    "eval": "`llama-adapter eval` scores answers",
-}
-
-
-def _run_mode(imported: Import, key: str, value: Any) -> None:
-    if value in ("predict", "predict_with_train_model"):
-        imported.take(key, {"command": "generate"})
-    elif value == "export":
-        imported.take(key, {"command": EXPORT, "output.graph_format": "mindir"})
-    else:
-        command = _COMMANDS.get(str(value), "`llama-adapter --help` lists the commands")
-        imported.refuse(key, f"{value!r}: this file becomes settings of `generate`; {command}")
 
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
@@ -241,13 +226,6 @@ def _graphs(imported: Import, key: str, value: Any) -> None:
         imported.refuse(key, f"{message}, and its folder has no {CARD_FILE}: {hint}")
     else:
         imported.refuse(key, f"`{value}` is no .mindir file")
-
-
-def _graph_length(imported: Import, key: str, value: Any) -> None:
-    if (length := imported.value(f"{_CONFIG}.seq_length")) in (None, value):
-        number("model.context")(imported, key, value)
-    else:
-        imported.ignore(key, f"model.context is {length} already")
 
 
 def _context_mode(imported: Import, key: str, value: Any) -> None:
@@ -352,7 +330,7 @@ def _ranks_of_table(imported: Import, key: str, value: Any) -> None:
 
 # The rules and conditions that foreign_keys.toml names
 
-_FUNCTIONS: list[Rule] = [_run_mode, _prompts, _parallel, _graphs, _graph_length, _ge_config, _context_mode, _do_sample]
+_FUNCTIONS: list[Rule] = [_prompts, _parallel, _graphs, _ge_config, _context_mode, _do_sample]
 _FUNCTIONS += [_drawn, _example, _output_file, _adapter, _bits, _few_bits, _all_ranks, _ranks_of_table]
 _RULES: Mapping[str, Rule] = {
     **{function.__name__.removeprefix("_"): function for function in _FUNCTIONS},
@@ -377,6 +355,7 @@ _CONDITIONS: Mapping[str, Condition] = {
     "not on": lambda imported, value: value is not True,
     "not off": lambda imported, value: value is not False,
     "one rank": lambda imported, value: _num_ranks(imported) == 1,
+    "all of several": lambda imported, value: value == _num_ranks(imported) != 1,
     "one of several": lambda imported, value: value == 1 and _num_ranks(imported) != 1,
     "graph of several ranks": lambda imported, value: value in _GRAPH_MODES and _num_ranks(imported) != 1,
 }
@@ -481,8 +460,7 @@ def import_paddlenlp(data: Mapping[str, Any]) -> Imported:
     imported.set("prompt.raw", True)
     imported.set("generation.max_prompt_tokens", 1024)
     imported.set("generation.max_length", 2048)
-    imported.set("generation.max_new_tokens", imported.value("max_length", 2048))
-    return imported.done()
+    return _with_all_new_tokens(imported)
 
 
 def import_model_runner(data: Mapping[str, Any]) -> Imported:

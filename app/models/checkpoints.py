@@ -27,6 +27,7 @@ from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
+from llama_adapter.llm.pieces.folder import read_settings
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -311,25 +312,28 @@ def merge_loras(
 
 
 def folded_error(name: object) -> CheckpointError:
-    """The refusal of LoRA for a bundle with `Folds` in its weights."""
+    """The refusal of LoRA for a bundle with `Folds` or an adapter's scales in its weights."""
     return CheckpointError(
-        f"The weights of the bundle `{name}` contain factors of its family of models, so LoRA is not merged into them",
-        hint="name the folder that the bundle was made of as --llama-dir",
+        f"The weights of the bundle `{name}` contain factors of its family or adapter, so no LoRA is merged into them",
+        hint="name the folder that the bundle was made of as --llama-dir, and its adapter as --adapter",
     )
 
 
 def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) -> LoadedModel:
-    """The model with what is merged into it, and notes on LoRA folders for another LLaMA than `base`."""
+    """The model with what is merged into it, and notes on LoRA folders for another LLaMA or chat template."""
     if not loras:
         return model
     files = [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
+    templates = (None, model.tokenizer.settings.chat_template)
+    others = [lora.path for lora in loras if read_settings(lora.path).chat_template not in templates]
+    notes = [f"the chat template in the LoRA `{path}` is not that of the model, and is not used" for path in others]
     told = [model.digest, *((Path(file.path).name, file.sha256) for file in files), *(lora.weight for lora in loras)]
     return dataclasses.replace(
         model,
         digest=hashlib.sha256(repr(told).encode()).hexdigest(),
         sources=(*model.sources, *files),
         merged=(*model.merged, *(lora.label for lora in loras)),
-        notes=(*model.notes, *lora_notes(loras, base=base)),
+        notes=(*model.notes, *lora_notes(loras, base=base), *notes),
     )
 
 

@@ -30,7 +30,7 @@ from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.split import share_of, shares_of, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.lora import merged_state, open_loras
-from llama_adapter.llm.weights.names import FOLDED
+from llama_adapter.llm.weights.names import FACTORS
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
@@ -136,7 +136,7 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
-    if FOLDED in manifest["merged"]:
+    if not FACTORS.isdisjoint(manifest["merged"]):
         raise folded_error(place)
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config

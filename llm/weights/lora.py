@@ -21,7 +21,6 @@ from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.llm.weights.names import (
     ROTATED,
     LlamaSource,
-    SplitTensor,
     half_split,
     llama_shapes,
     meta_order,
@@ -50,9 +49,11 @@ _SAME: Final = {
 }
 # What stands before the names of a language model's modules in a model that sees pictures, in place of `model.`.
 _INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.(?=model\.|lm_head\.)|model\.text_model\.")
+# Files with further weights that a training changed: of LLaVA and programs like it, LongLoRA, and ms-swift.
+_FURTHER: Final = ("non_lora*", "trainable_params.bin", "vit.safetensors")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
-_MEANING: Final = "the folder is damaged, or was trained on another model"
+_MEANING: Final = "the folder is damaged, or was trained on another model or on fused matrices"
 
 
 class Change(NamedTuple):
@@ -117,7 +118,8 @@ def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSour
     tensors = dict(source.tensors)
     plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
     tying = [lora for lora in loras if lora.config.entries["ensure_weight_tying"]]
-    if tying and _are_equal(plain[_EMBEDDING], plain[_HEAD]):
+    ends = plain[_EMBEDDING], plain[_HEAD]
+    if tying and (ends[0].parts[0] is ends[1].parts[0] or torch.equal(*(one.read().float() for one in ends))):
         raise CheckpointError(
             f"The LoRA `{tying[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
             hint="merge it with PEFT, and name the result as --llama-dir",
@@ -138,7 +140,7 @@ def merged_state(
     Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
     LoRA or the norms of an adapter.
     """
-    for lora in loras:
+    for lora in loras if config.num_adapter_layers else ():
         if mixed := [
             to_huggingface(name, norms=config.norms)
             for name, change in lora.changes.items()
@@ -164,10 +166,6 @@ def merged_state(
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return ((name, merged(name, tensor)) for name, tensor in stream())
-
-
-def _are_equal(first: SplitTensor, second: SplitTensor) -> bool:
-    return first.parts[0] is second.parts[0] or torch.equal(first.read().float(), second.read().float())
 
 
 def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:
@@ -227,11 +225,18 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         check_dense(tensors, what=f"`{path}`")
         files: tuple[Path, ...] = (folder / CONFIG, path)
         found = _by_module(tensors, path=path)
+        further = sorted(one for pattern in _FURTHER for one in folder.glob(pattern) if one.is_file())
+        if more := [one.name for one in further if read_tensor_file(one).tensors]:
+            raise CheckpointError(
+                f"`{folder}` has {list_keys(more)} beside its LoRA, with further trained weights, which are not read",
+                hint="merge all of them with the program that trained them, and name the result as --llama-dir",
+            )
     elif (other := read_neighbour_lora(folder, names)) is not None:
         config, files, path, found = other.config, other.files, other.files[-1], dict(other.tensors)
     else:
         problem = f"has no {CONFIG}" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        inner = list_keys([path.parent.name for path in sorted(folder.glob(f"*/{CONFIG}"))])
+        paths = sorted((*folder.glob(f"*/{CONFIG}"), *folder.glob(f"*/*/{CONFIG}")))
+        inner = list_keys([str(path.parent.relative_to(folder)) for path in paths])
         raise CheckpointError(
             f"`{folder}` is no LoRA folder: it {problem}{f', and its folders {inner} have one' if inner else ''}",
             hint=f"name the folder that PEFT's `save_pretrained` wrote, with {CONFIG} and {_WEIGHTS[0]}, or that of "
@@ -253,7 +258,8 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
     what = f"The LoRA `{path}`"
     meaning = _MEANING
     if files[0].name == CONFIG:
-        meaning += f"; save it again with PEFT's `save_pretrained`; or, for added tokens, biases or a tower, {MERGE}"
+        meaning += "; save it again with PEFT's `save_pretrained`; for rows of padding, which bundles lack, name the "
+        meaning += f"LLaMA as --llama-dir; for added tokens, biases or a tower, {MERGE}"
     if not wanted:
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning

@@ -24,6 +24,7 @@ _TOP = {
 _OURS = {meta: name for name, meta in _TOP.items()}
 _DEFAULTS = {"rms_norm_eps": 1e-5, "theta": 10000.0}  # of MindFormers' LlamaConfig
 _MAX_YAML = 1 << 20
+_ITS_YAML = "use the YAML that the checkpoint was made with"
 _MEANING = "the checkpoint is not MindFormers' LLaMA, or its YAML is that of another model"
 
 
@@ -85,17 +86,15 @@ def read_model_config(path: Path) -> dict[str, Any]:
         model = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["model_config"]
         return {name: value for name, value in dict(model).items() if value is not None}
     except (OSError, ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
-        raise CheckpointError(
-            f"`{path}` has no `model.model_config`", hint="use the YAML that the checkpoint was made with"
-        ) from None
+        raise CheckpointError(f"`{path}` has no `model.model_config`", hint=_ITS_YAML) from None
 
 
 def _read_settings(path: Path) -> dict[str, Any]:
     config = _DEFAULTS | read_model_config(path)
-    hint = "use the YAML that the checkpoint was made with"
-    require_numbers(config, path=path, whole=("num_heads",), real=("rms_norm_eps", "theta"), hint=hint)
-    if config.get("scaling_factor", 1.0) not in (1, 1.0) or config.get("extend_method", "None") not in ("None", "none"):
-        raise CheckpointError(f"The LLaMA in `{path.parent}` scales its rotary embedding, which is not supported")
+    require_numbers(config, path=path, whole=("num_heads",), real=("rms_norm_eps", "theta"), hint=_ITS_YAML)
+    if config.get("extend_method", "None") not in ("None", "none"):  # without it, MindFormers uses no scaling_factor
+        said = f"The LLaMA in `{path.parent}` scales its rotary embedding, which is not read from a YAML"
+        raise CheckpointError(said, hint="name the Hugging Face folder that the .ckpt was converted from")
     return config
 
 

@@ -48,6 +48,7 @@ LAYER_NORMS = {
     "attention.k_norm": "attention.k_norm",
 }
 FOLDED: Final = "folded"  # label of models whose weights contain `Folds`
+FACTORS: Final = frozenset({FOLDED, "scales"})  # labels of models whose weights no LoRA of PEFT fits
 _SINGLE = {"embedding": "tok_embeddings", "norm": "norm", "head": "output"} | {v: k for k, v in LAYER_NORMS.items()}
 
 # Sizes of the first LLaMAs, for hints.
@@ -285,7 +286,7 @@ class LlamaSource:
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
     embedding_scale: float = 1.0  # factor of the embedding, rounded to the dtype of the computation, as in Gemma
-    is_folded: bool = False  # whether `Folds` of its family are in the stored weights, so that no LoRA of PEFT fits
+    is_folded: bool = False  # whether the stored weights contain `Folds`, or scales of a chat adapter
 
     @property
     def merged(self) -> tuple[str, ...]:

@@ -8,19 +8,19 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from llama_adapter.llm.weights.mindspore import meta_name, only_file, read_model_config
-from llama_adapter.llm.weights.names import to_huggingface
 from llama_adapter.llm.weights.peft_config import PeftConfig, made_config
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
-from llama_adapter.runtime.tensor_files.files import read_tensor_file
+from llama_adapter.runtime.tensor_files.files import Shape, read_tensor_file
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
 from llama_adapter.runtime.text import shown_excerpt
 
 _PADDLE_CONFIG: Final = "lora_config.json"
 _PADDLE_WEIGHTS: Final = "lora_model_state.pdparams"
 _MINDSPORE_FACTOR: Final = re.compile(r"(.+)\.mindpet_delta_lora_([ab])")
-_PADDLE_FACTOR: Final = re.compile(r"(?:model\.)?(?:llama\.)?(.+)\.lora_([AB])")
+# Behind the name of the decoder in its class, such as `llama` or `qwen2`.
+_PADDLE_FACTOR: Final = re.compile(r"(?:model\.)?(?:\w+\.)?(lm_head|(?:layers|embed_tokens)\b.*)\.lora_([AB])")
 
 
 class Factors(NamedTuple):
@@ -31,13 +31,13 @@ class Factors(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-def read_neighbour_lora(folder: Path, known: Collection[str]) -> Factors | None:
+def read_neighbour_lora(folder: Path, known: Mapping[str, tuple[str, Shape]]) -> Factors | None:
     """The LoRA of a folder that MindFormers or PaddleNLP wrote; None for any other folder.
 
     PaddleNLP writes `lora_config.json` and `lora_model_state.pdparams`, or `peft_model*.safetensors` if its checkpoints
     are unified; matrices are (inputs, rank) and (rank, outputs). MindFormers' fine-tuning writes a `.ckpt` with
     `mindpet_delta_lora_a` (rank, inputs) and `_b` (outputs, rank), beside a YAML whose `pet_config` has `lora_rank` and
-    `lora_alpha`. The config targets the modules that have factors and are `known`.
+    `lora_alpha`. The config targets the modules that have factors and are `known`, with Meta's names and shapes.
 
     Raises CheckpointError for folders that are damaged, or whose LoRA is computed in another way.
     """
@@ -76,7 +76,7 @@ def _paddle(folder: Path, known: Collection[str]) -> Factors:
     return _factors(path, files, tensors, known, **scale)
 
 
-def _mindformers(folder: Path, known: Collection[str]) -> Factors:
+def _mindformers(folder: Path, known: Mapping[str, tuple[str, Shape]]) -> Factors:
     weights, path = only_file(folder, "*.ckpt"), only_file(folder, "*.y*ml")
     config = read_model_config(path).get("pet_config")
     if not isinstance(config, dict) or config.get("pet_type", "lora") != "lora":
@@ -84,10 +84,11 @@ def _mindformers(folder: Path, known: Collection[str]) -> Factors:
             f"`{path}` has no `pet_config` of type lora in `model.model_config`, so the scale of its LoRA is unknown",
             hint="use the YAML of the fine-tuning",
         )
+    modules = {meta: module for module, (meta, _) in known.items()}
     tensors = {}
     for name, tensor in read_ckpt(weights).items():
         if match := _MINDSPORE_FACTOR.fullmatch(name):  # the others are the base model's, which is a --llama-dir
-            module = to_huggingface(meta_name(f"{match[1]}.weight")).removesuffix(".weight")
+            module = modules.get(meta_name(f"{match[1]}.weight"), match[1])
             tensors[f"{module}.lora_{match[2].upper()}"] = tensor
     return _factors(path, [weights], tensors, known, r=config.get("lora_rank"), lora_alpha=config.get("lora_alpha"))
 

@@ -31,7 +31,10 @@ MERGE: Final = "merge it with PEFT (`merge_and_unload`, then `save_pretrained`),
 
 # Values that are supported, and hints for others. Other initialisations change the base model's weights too.
 _SUPPORTED: Final[Mapping[str, tuple[Sequence[Any], str]]] = {
-    "peft_type": (["LORA"], f"--past-key-values reads PREFIX_TUNING; for others, {MERGE}"),
+    "peft_type": (
+        ["LORA"],
+        f"--past-key-values reads PREFIX_TUNING; `mlx_lm.fuse` merges that of mlx-lm; for others, if PEFT can, {MERGE}",
+    ),
     "task_type": (
         [None, "CAUSAL_LM"],
         "models for other tasks have another head; use a LoRA for causal language models",
@@ -67,7 +70,7 @@ _ENTRIES: Final[Mapping[str, tuple[Any, tuple[type, ...], str, str]]] = {
 _IGNORED: Final = (
     *("auto_mapping", "revision", "peft_version", "inference_mode", "lora_dropout", "megatron_core"),
     *("qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config"),
-    *("fan_in_fan_out", "bias"),
+    *("fan_in_fan_out", "bias", "merge_weights"),
 )
 
 
@@ -82,33 +85,30 @@ class PeftConfig:
         """The modules that have low-rank factors, and those whose whole weights are in the file.
 
         `modules` are all modules of a LLaMA with the shapes of their weights; embedding and head are the first and the
-        last one. Raises CheckpointError if a name or the expression matches none of them.
+        last one. Raises CheckpointError if all names of an entry, or its expression, match none of them.
         """
         self._require_quick(modules)
         matrices = [module for module, shape in modules.items() if len(shape) == 2]
         targets, kept = self.entries["target_modules"], self.entries["modules_to_save"]
-        if isinstance(targets, str) and targets.lower() == "all-linear":
-            targeted = {targets: matrices[1:-1]}
-        else:
-            patterns = _patterns(targets).items()
-            targeted = {name: [one for one in matrices if self._match(pattern, one)] for name, pattern in patterns}
+        is_linear = isinstance(targets, str) and targets.lower() == "all-linear"
+        targeted = matrices[1:-1] if is_linear else [one for one in matrices if self._is_named("target_modules", one)]
         # PEFT looks at the ends of the names of modules and of their parents.
-        saved = {name: [module for module in modules if f"{name}." in f"{module}."] for name in kept}
+        saved = {module for module in modules if any(f"{name}." in f"{module}." for name in kept)}
         for entry, found, known in (("target_modules", targeted, matrices), ("modules_to_save", saved, modules)):
-            if idle := [name for name, matched in found.items() if not matched]:
+            if (names := self.entries[entry]) and not found:  # a list may have names of other models too
                 ends = sorted({module.rpartition(".")[2] for module in known})
+                shown = list_keys([names] if isinstance(names, str) else names)
                 raise CheckpointError(
-                    f"`{self.path}` has {list_keys(idle)} in `{entry}`, where a LLaMA has {list_keys(ends)}",
-                    hint=f"take other names out of `{entry}` if the LoRA has no tensors for them; otherwise {MERGE}",
+                    f"`{self.path}` has {shown} in `{entry}`, where a LLaMA has {list_keys(ends)}",
+                    hint=f"name the model that the LoRA was trained on as --llama-dir; otherwise {MERGE}",
                 )
-        excluded = _patterns(self.entries["exclude_modules"]).values()
         return {
             module
-            for module in set().union(*targeted.values())
+            for module in targeted
             if self._is_in_layers(module)
-            and not any(self._match(pattern, module) for pattern in excluded)
+            and not self._is_named("exclude_modules", module)
             and not any(f".{name}." in f".{module}." for name in kept)
-        }, set().union(*saved.values())
+        }, saved
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's factors."""
@@ -152,6 +152,12 @@ class PeftConfig:
     def _patterned(self, entry: str, module: str, default: float) -> float:
         patterns = self.entries[entry].items()
         return next((value for key, value in patterns if self._match(_of_end(key), module)), default)
+
+    def _is_named(self, entry: str, module: str) -> bool:
+        """Whether an entry names a module: names are ends of the modules' names, an expression matches a whole one."""
+        given = self.entries[entry]
+        patterns = [given] if isinstance(given, str) else [_of_end(re.escape(name)) for name in given]
+        return any(self._match(pattern, module) for pattern in patterns)
 
     def _match(self, pattern: str, module: str) -> re.Match[str] | None:
         try:
@@ -205,11 +211,6 @@ def _checked(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
             raise _wrong(path, name, value, wanted, "the file is damaged or was changed by hand; copy the folder again")
         entries[name] = value
     return entries
-
-
-def _patterns(given: str | Sequence[str]) -> dict[str, str]:
-    """Names with expressions for the modules whose names end so; an expression stands for itself."""
-    return {given: given} if isinstance(given, str) else {name: rf"(.*\.)?{re.escape(name)}" for name in given}
 
 
 def _of_end(key: str) -> str:

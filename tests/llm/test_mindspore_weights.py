@@ -29,7 +29,8 @@ NAMES = {
     "norm.weight": "model.norm_out.weight",
     "output.weight": "lm_head.weight",
 }
-SETTINGS = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "rms_norm_eps": 1e-6}
+# MindFormers uses `scaling_factor` only with an `extend_method`.
+SETTINGS = {"hidden_size": 64, "num_layers": 4, "num_heads": 4, "rms_norm_eps": 1e-6, "scaling_factor": 2.0}
 
 
 def write_folder(folder: Path, source: LlamaSource | None = None, *, vocab_size: int = 512, **settings: object) -> Path:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from llama_adapter import CheckpointError
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.lora import open_loras
+from llama_adapter.runtime.tensor_files.ckpt_files import read_ckpt
 from llama_adapter.runtime.tensor_files.paddle_files import read_pdparams
 from tests.llm.ckpt import write_ckpt
 
@@ -79,11 +80,18 @@ def opened(folder: Path, write: Callable[..., None], **config: Any) -> Any:
     return open_loras([f"{folder}=0.5"], CONFIG)[0]
 
 
-@pytest.mark.parametrize("write", [paddle, unified, mindformers])
+def qwen2(folder: Path) -> None:
+    """As `unified`, of a model whose decoder has the name `qwen2`."""
+    unified(folder)
+    for file in folder.glob("*.safetensors"):
+        save_file({name.replace("llama.", "qwen2."): one for name, one in load_file(file).items()}, file)
+
+
+@pytest.mark.parametrize("write", [paddle, unified, qwen2, mindformers])
 def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Path) -> None:
     wanted, found = opened(tmp_path / "peft", peft), opened(tmp_path / "other", write)
 
-    assert (found.weight, len(found.files)) == (0.5, 3 if write is unified else 2)
+    assert (found.weight, len(found.files)) == (0.5, 3 if write in (unified, qwen2) else 2)
     assert found.changes.keys() == wanted.changes.keys()
     weight = torch.randn(40, 16)
     for name, change in found.changes.items():
@@ -123,7 +131,16 @@ def test_a_lora_of_a_larger_model_gets_no_remedy_of_peft(write: Callable[..., No
     write(tmp_path)
     with pytest.raises(CheckpointError, match=r"has 4 tensors that do not .*layers\.1") as caught:
         open_loras([str(tmp_path)], dataclasses.replace(CONFIG, num_layers=1))
-    assert caught.value.hint == "the folder is damaged, or was trained on another model"
+    assert caught.value.hint == "the folder is damaged, or was trained on another model or on fused matrices"
+
+
+def test_factors_of_other_modules_of_mindformers_are_named(tmp_path: Path) -> None:
+    mindformers(tmp_path)
+    tensors = read_ckpt(tmp_path / "rank_0.ckpt")
+    fused = {name.replace("attention.wq", "attention.w_qkv"): tensor for name, tensor in tensors.items()}
+    write_ckpt(tmp_path / "rank_0.ckpt", fused.items())
+    with pytest.raises(CheckpointError, match=r"do not belong there \(`model\.layers\.0\.attention\.w_qkv\.lora_A`"):
+        open_loras([str(tmp_path)], CONFIG)
 
 
 def test_paddle_s_rslora_divides_by_the_root_of_the_rank(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -62,7 +63,7 @@ def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namesp
     (script, *arguments), num_devices = foreign.without_launcher(words)
     if isinstance(num_devices, int) and num_devices > 1:
         given.setdefault("tensor_parallel", num_devices)
-    if script in ("python", "python3") and arguments:
+    while arguments and re.fullmatch(r"(.*/)?python[\d.]*|-\w", script):  # Python and its switches, such as -u
         script, *arguments = arguments
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
     settings(CaptionerSpec, program | given)  # raises UsageError for flags that exclude each other

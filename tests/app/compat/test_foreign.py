@@ -403,6 +403,8 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     (tmp_path / "predict.sh").write_text("export A=1\npython llm/predictor.py --model_name_or_path x\n")
     for words in (["predict.sh"], ["bash", "./predict.sh"]):
         assert line(words).settings["model"] == {"model": "x"}
+    with pytest.raises(UsageError, match=r"runs `llm/predictor\.py`, and does not get the arguments after it"):
+        import_line([".", "predict.sh", "x"])
     for text, told in (
         ("python predictor.py --model_name_or_path x", "`predict.sh` runs `predictor.py`, which is a file here"),
         ("python mine.py --model_name_or_path x", "`predict.sh` runs no script of another system"),

@@ -28,6 +28,7 @@ from llama_adapter.llm.weights import peft_config
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.lora import merged_source, open_loras
 from tests.app.assembled import assemble_sources
+from tests.app.models.adapters import chat_adapter
 from tests.app.models.bundles import assert_same
 from tests.app.picture_models import Reference, pictures, save
 from tests.llm.test_split import Place
@@ -216,16 +217,21 @@ def test_an_adapter_sees_the_merged_llama(
 
 
 @pytest.mark.slow
-def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path) -> None:
+def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path, tmp_path: Path) -> None:
+    literal = Path(shutil.copytree(folders("dora"), tmp_path / "literal"))
     wanted = our_logits(llama_dir=str(LLAMA), lora=[str(folders("plain"))])
     tensors = load_file(plain / "adapter_model.safetensors")
     (plain / "adapter_model.safetensors").unlink()
     named = {key.replace(".weight", ".default.weight"): tensor for key, tensor in tensors.items()}
     torch.save(named, plain / "adapter_model.bin")
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=str(plain)), wanted)
-    edited(init_lora_weights="mica")(plain)  # it changes no weight of the base model
+    # What changes no weight of the base model, and a name of other models, as in lists for several kinds of them.
+    edited(init_lora_weights="mica", merge_weights=True, target_modules=["q_proj", "v_proj", "c_attn"])(plain)
+    torch.save({}, plain / "non_lora_state_dict.bin")  # a training wrote it, and changed nothing else
     odd = plain.rename(plain.with_name("odd=name"))
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=odd), wanted)
+    edited(target_modules="all-linear")(literal)  # PEFT writes the names in its place
+    assert our_logits(llama_dir=str(LLAMA), lora=literal).equal(our_logits(llama_dir=str(LLAMA), lora=folders("dora")))
 
 
 @pytest.mark.slow
@@ -241,6 +247,26 @@ def test_whole_weights_may_be_there_twice_and_untrained(folders: Callable[[str],
     retensored(lambda tensors: tensors["base_model.model.lm_head.modules_to_save.weight"].add_(1))(folder)
     with pytest.raises(CheckpointError, match="or a tensor twice"):
         open_loras([str(folder)], CONFIG)
+
+
+@pytest.mark.slow
+def test_a_bundle_for_texts_is_merged_with_whole_norms(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    lora = [str(folders("saved"))]
+    bundle = convert(CaptionerSpec(llama_dir=LLAMA), tmp_path / "texts", dtype=torch.float32)
+    assert distance(our_logits(model=bundle, lora=lora), our_logits(llama_dir=LLAMA, lora=lora)) < BOUND
+
+
+@pytest.mark.slow
+def test_scales_of_an_adapter_in_a_bundle_take_no_lora(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    lora = [str(folders("plain"))]
+    chat_adapter(tmp_path / "chat.pth")
+    sources = {"llama_dir": LLAMA, "adapter": tmp_path / "chat.pth"}
+    bundle = convert(CaptionerSpec(**sources), tmp_path / "chat", dtype=torch.float32)
+    assert distance(our_logits(**sources, lora=lora), our_logits(**sources)) > 1e-2
+    for place in ("model", "llama_dir"):
+        our_logits(**{place: bundle})
+        with pytest.raises(CheckpointError, match="contain factors of its family or adapter"):
+            our_logits(**{place: bundle}, lora=lora)
 
 
 @pytest.mark.slow
@@ -279,6 +305,10 @@ def test_commands_and_digests(
     notes = Captioner.load(llama_dir=LLAMA, lora=[Path(lora), foreign]).info.notes
     [note] = [note for note in notes if "was trained on" in note]  # none for the folder of the same name
     assert note.endswith(f"{NOTE}TINY`")
+    (foreign / "chat_template.jinja").write_text("{{ messages }}")
+    notes = Captioner.load(llama_dir=LLAMA, lora=[lora, foreign]).info.notes
+    [note] = [note for note in notes if "chat template" in note]
+    assert note == f"the chat template in the LoRA `{foreign}` is not that of the model, and is not used"
 
 
 @pytest.mark.slow
@@ -345,10 +375,11 @@ def test_fields_that_exclude_each_other() -> None:
 
 
 def test_a_folder_of_lora_folders_names_them(tmp_path: Path) -> None:
-    for name in ("checkpoint-100", "checkpoint-200"):
-        (tmp_path / name).mkdir()
+    for name in ("checkpoint-100", "checkpoint-200", "snapshots/abc"):
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="and its folders `checkpoint-100`, `checkpoint-200` have one"):
+    names = "`checkpoint-100`, `checkpoint-200`, `snapshots/abc`"
+    with pytest.raises(CheckpointError, match=f"and its folders {names} have one"):
         open_loras([str(tmp_path)], CONFIG)
 
 
@@ -375,6 +406,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     **{name: edited(**entries) for name, entries in CONFIGS.items()},
     "no folder": shutil.rmtree,
     "no config": lambda folder: (folder / "adapter_config.json").unlink(),
+    "further weights": lambda folder: torch.save({"projector": torch.ones(2)}, folder / "non_lora_trainables.bin"),
     "no weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
     "a config that is a list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
     "weights cut short": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\0" * 20),

@@ -108,7 +108,12 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
 
 @pytest.mark.parametrize(
     "launcher",
-    ["python3", "torchrun --nproc_per_node 1", "python -m torch.distributed.run --standalone --nproc-per-node=1"],
+    [
+        "python3",
+        "/usr/bin/python3.12 -u -B",
+        "torchrun --nproc_per_node 1",
+        "python -m torch.distributed.run --standalone --nproc-per-node=1",
+    ],
 )
 def test_a_launcher_may_be_in_front(launcher: str, program: Program) -> None:
     program("print('ran')")
