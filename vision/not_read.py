@@ -19,6 +19,11 @@ _OTHER_FILES: Final = (
     (0, b"SIMPLE  =", "a FITS picture"),
     (0, b"gimp xcf", "a GIMP file"),
     (0, b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
+    *(
+        (0, head, "a raw file of a camera")
+        for head in (b"FUJIFILMCCD-RAW", b"IIRO\x08", b"IIRS\x08", b"IIU\x00", b"FOVb")
+    ),
+    *((4, b"ftypcrx ", "a raw file of a camera"), (128, b"DICM", "a DICOM picture"), (0, b"icns", "an icon file")),
     *((4, head, "a video") for head in (b"ftyp", b"moov", b"mdat")),
     *((0, head, "a video") for head in (b"\x1a\x45\xdf\xa3", b"\x30\x26\xb2\x75", b"\x00\x00\x01\xba", b"FLV\x01")),
     *((8, b"AVI LIST", "a video"), (0, b"OggS", "a video or sound file"), (0, b"ID3", "a sound file")),

@@ -215,6 +215,9 @@ ASKED_OF = {"question": "What is it?", "answer": "a liver"}
         ([{"image_id": 262148, **ASKED_OF}], "image_id"),
         ([{"url": "https://a.org/a.jpg", **ASKED_OF}], "url"),
         ([{"Image Name": "a.jpg", "caption": "a cat"}], "Image Name"),
+        ([{"file_names": ["a.png", "b.png"], **ASKED_OF}], "file_names"),  # of the `datasets` library
+        ([{"media": [{"path": "a.jpg", "bytes": None}], **ASKED_OF}], "media"),
+        ([{"image_base64": "iVBORw0KGgo=", **ASKED_OF}], "image_base64"),
     ],
 )
 def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, column: str, tmp_path: Path) -> None:
@@ -256,6 +259,9 @@ def test_empty_cells_of_a_table_of_texts_name_no_picture(tmp_path: Path) -> None
     ("row", "question", "answers"),
     [
         ({"question": "Where?", "answers": "[1, 2, 30, 40]"}, "Where?", ("[1, 2, 30, 40]",)),
+        ({"caption": '["a", "b"]'}, None, ("a", "b")),
+        ({"answer": '["a", "b"]'}, None, ('["a", "b"]',)),  # an answer in JSON
+        ({"captions": "[] is a box"}, None, ("[] is a box",)),
         ({"captions": '["STOP" sign] on a pole'}, None, ('["STOP" sign] on a pole',)),
         ({"captions": ' ["a", "b", null]\n'}, None, ("a", "b")),
         ({"captions": ["a", "b", "b"]}, None, ("a", "b", "b")),  # training learns the user's first
@@ -302,3 +308,22 @@ def test_lines_of_json_in_another_encoding_are_said_once_for_the_file(tmp_path: 
 
     with pytest.raises(InputsError, match="in UTF-8, but the cell `question` of line 1"):
         asked(path)
+
+
+def test_a_verdict_of_prodigy_is_no_answer(tmp_path: Path) -> None:
+    rows = [{"image": f"{n}.png", "caption": n, "_task_hash": 1, "answer": n} for n in ("accept", "reject", "ignore")]
+    found = examples(tmp_path, rows)
+    assert [(one.answers, one.task) for one in found.examples] == [(("accept",), "caption")]
+    assert found.left_out.note().startswith("rows that were not accepted: 2 (first: ")
+
+
+def test_pictures_of_another_column_of_parquet_are_named(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    red = (HERE / "tables" / "red.png").read_bytes()
+    for value in (red, {"bytes": red, "path": None}):
+        pq.write_table(pa.Table.from_pylist([{"jpg": value, **ASKED_OF}]), tmp_path / "t.parquet")
+        with pytest.raises(InputsError, match="its examples have none") as refused:
+            read_examples(str(tmp_path / "t.parquet"))
+        assert "line 1: it has jpg, and no picture in a column" in refused.value.details[0]
+    pq.write_table(pa.Table.from_pylist([{"md5": b"\xff\xd8", **ASKED_OF}]), tmp_path / "t.parquet")
+    assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]

@@ -1,7 +1,7 @@
 """Reads the DATA arguments of commands: tables, folders by class, archives and known sets, as checked examples."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
@@ -27,6 +27,7 @@ from llama_adapter.runtime.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
 
 _EVERYTHING = Columns()
+_ARROW = ".arrow"  # tables that save_to_disk of the `datasets` library writes
 _META = "META"  # the only key of a data config of LLaMA-Adapter
 _FORMS = (
     "a table, a folder of folders by class, with metadata.jsonl or with texts beside pictures, a tar archive, or a "
@@ -157,11 +158,19 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
             has_any = True
     if not has_any and (beside := beside_examples(folder, columns=columns)) is not None:
         found = beside
+    elif not has_any and (nested := list(_nested_tables(folder))):
+        for table, split in nested:
+            found.extend(table_examples(table, columns=columns.of_split(split)))
+        has_any = True
     elif not has_any:
         classes = {name for place, _ in split_folders(folder) for name in sub_folders(place)}
-        if len(classes) < 2 and (not classes or tables):
+        has_pictures = next(folder_inputs(folder, recursive=True)).source != folder
+        tables = tables if has_pictures else list(_files_below(folder, (*TABLE_SUFFIXES, _ARROW)))
+        if (tables and not has_pictures) or (len(classes) < 2 and (not classes or tables)):
             raise _is_none_of_the_forms(folder, tables)
         found = class_examples(folder, columns=columns)
+        for table in tables:
+            found.left_out.add("tables beside the folders of classes", table)
         splits = sorted(name for name in classes if split_in(name)[0] and split_name(name) not in SPLITS)
         if are_splits(splits):
             found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
@@ -169,15 +178,31 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
+def _nested_tables(folder: str) -> Iterator[tuple[str, str]]:
+    """The tables of Hugging Face's format in sub-folders at any depth, each with its split."""
+    for place, split in split_folders(folder):
+        for path in _files_below(place, METADATA):
+            if os.path.basename(path) in METADATA and not path.endswith(".json"):  # albums of photographs have some
+                yield path, split
+
+
+def _files_below(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
+    """Files whose names end so in a folder and below, in natural order, without hidden folders."""
+    for place, names, files in os.walk(folder):
+        names[:] = sorted((name for name in names if not name.startswith(".")), key=natural_key)
+        yield from (os.path.join(place, name) for name in sorted(files, key=natural_key) if name.lower().endswith(ends))
+
+
 def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
+    tables = [table for table in tables if table.endswith(".parquet")] or tables
     tables.sort(key=lambda table: _split_of(table) != "train")
     named = tables if _are_split_files(tables) else tables[:1]
-    return InputsError(
-        f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
-        hint=f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
-        if tables
-        else "put the pictures of each class into a folder with its name",
-    )
+    hint = "put the pictures of each class into a folder with its name"
+    if any(table.endswith(_ARROW) for table in tables):
+        hint = "write its rows as Parquet: datasets.load_from_disk reads them, and to_parquet writes each split"
+    elif tables:
+        hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
+    return InputsError(f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.", hint=hint)
 
 
 def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:

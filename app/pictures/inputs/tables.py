@@ -48,7 +48,9 @@ _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
 _ROWS_AT_ONCE = 256  # of Parquet; each may hold a picture
-_SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it: iconv -f WINDOWS-1252 -t UTF-8 IN >OUT"
+_SAVE_AGAIN = (
+    "save it as `CSV UTF-8`, or convert it from its own encoding, such as: iconv -f WINDOWS-1252 -t UTF-8 IN >OUT"
+)
 
 
 def read_rows(
@@ -108,7 +110,7 @@ def check_suffix(path: str, *, what: str) -> None:
     if _suffix(path) not in (*TABLE_SUFFIXES, ".txt"):
         raise InputsError(
             f"Wanted a {what} that is called {_SHOWN_SUFFIXES}, got `{shown_name(path)}`.",
-            hint="rename it, or convert it to one of these formats",
+            hint="save or export it as one of these; rename it if it is one already",
         )
 
 
@@ -121,7 +123,7 @@ def _known_rows(rows: Iterator[Row], table: _Table) -> Iterator[Row]:
     wanted, known = table.wanted, table.known
     has_wanted, without = not wanted, list[Row]()  # the rows before the first with a column that is wanted
     for row in rows:
-        own = {name: value for name, value in row.values.items() if known_name(name, known) == name}
+        own = {name: value for name, value in row.values.items() if name in known}
         row = replace(row, values=by_known_name(row.values, known) | own)
         has_wanted = has_wanted or not row.values.keys().isdisjoint(wanted)
         if not has_wanted:
