@@ -29,7 +29,4 @@ PICTURE_SUFFIXES = frozenset(
 PHONE_SUFFIXES = frozenset({".heic", ".heif", ".hif"})
 
 # Suffixes of pictures that are not read: those in a folder are counted, since cameras write them beside others.
-OTHER_SUFFIXES = (
-    *(".dng", ".cr2", ".cr3", ".nef", ".nrw", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f"),
-    *(".jxl", ".jp2", ".psd", ".svg", ".tga", ".qoi", ".ico", ".icns", ".exr", ".jxr", ".dcm"),
-)
+OTHER_SUFFIXES = (".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf")

@@ -10,6 +10,7 @@ import pytest
 
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
 from llama_adapter.app.pictures.inputs.manifests import check_manifest
 from llama_adapter.app.pictures.inputs.tables import check_table, read_rows
@@ -327,3 +328,16 @@ def test_pictures_of_another_column_of_parquet_are_named(tmp_path: Path) -> None
         assert "line 1: it has jpg, and no picture in a column" in refused.value.details[0]
     pq.write_table(pa.Table.from_pylist([{"md5": b"\xff\xd8", **ASKED_OF}]), tmp_path / "t.parquet")
     assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]
+
+
+def test_pictures_of_coco_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    data = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"a")
+    found = read_examples(str(tmp_path / "t.json"), columns=Columns(picture_folder=str(tmp_path / "photos")))
+    assert [one.item.source for one in found.examples] == [f"{tmp_path}/photos/a.png"]
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path / "t.json")).require_sound()
+    assert refused.value.details == [f"{tmp_path}/t.json, line 1: its picture {tmp_path}/a.png does not exist"]
+    assert refused.value.hint == "correct or remove these; --picture-folder names another folder"

@@ -98,16 +98,11 @@ def to_sidecars(records: Sequence[Record]) -> bytes:
             name = names.take(path)
             if name != names.usual(path):
                 lists[OTHER_NAMES].append(f"{shown_name(path)}: {shown_name(name)}\n")
-            _write(archive, name, joined_lines(record["text"]) + "\n")
+            _write(archive, name, " ".join(filter(str.strip, record["text"].splitlines())) + "\n")
         for name, lines in lists.items():
             if lines:
                 _write(archive, names.take(name), "".join(lines))
     return packed.getvalue()
-
-
-def joined_lines(text: str) -> str:
-    """A text in one line: programs that train take each line of a text beside a picture as a caption."""
-    return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def _write(archive: zipfile.ZipFile, name: str, text: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from llama_adapter.app.captioning.decisions.decider import Decider, Decision
-from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines, joined_lines
+from llama_adapter.app.jobs.exports.formats import CSV_COLUMNS, Cell, csv_cells, csv_lines
 from llama_adapter.app.jobs.exports.sidecars import Refusals
 from llama_adapter.app.jobs.records.key import RecordKey
 from llama_adapter.app.jobs.records.record import Record, json_line, read_records
@@ -68,8 +68,8 @@ class Template:
             raise ValueError(f"wanted the fields {names} in a template, got {self.text!r}")
 
     def fill(self, row: Row, *, in_one_line: bool = False) -> str:
-        """The text for the picture of a row; `in_one_line`: without line breaks in the answer."""
-        text = joined_lines(row.text) if in_one_line else row.text
+        """The text for the picture of a row; `in_one_line`, because trainers take each line of a file as a caption."""
+        text = " ".join(filter(str.strip, row.text.splitlines())) if in_one_line else row.text
         if self.text == "{text}":
             return text
         folder, name = os.path.split(place_of(row.picture))

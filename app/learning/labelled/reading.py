@@ -1,7 +1,7 @@
 """Reads the DATA arguments of commands: tables, folders by class, archives and known sets, as checked examples."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
@@ -19,7 +19,7 @@ from llama_adapter.app.learning.labelled.rows import SPLITS, Columns, are_splits
 from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
-from llama_adapter.app.pictures.inputs.folders import folder_inputs
+from llama_adapter.app.pictures.inputs.folders import folder_inputs, has_picture_suffix
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
 from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES
 from llama_adapter.runtime.errors import UsageError
@@ -145,6 +145,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         names = sorted(os.listdir(place), key=natural_key)
         has_splits = not split and _are_split_files(list(filter(is_archive_name, names)))
+        pictures = {_stem(name) for name in names if has_picture_suffix(name)}  # a `.json` may be about one of them
         for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
@@ -153,21 +154,23 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 own = _split_of(name) if has_splits else split
                 found.extend(archive_examples(path, columns=columns.of_split(own)))
             else:
-                tables += [path] * name.lower().endswith(TABLE_SUFFIXES)
+                tables += [path] * (name.lower().endswith(TABLE_SUFFIXES) and _stem(name) not in pictures)
                 continue
             has_any = True
-    if not has_any and (beside := beside_examples(folder, columns=columns)) is not None:
+    beside = None if has_any else beside_examples(folder, columns=columns)
+    if beside is not None:
         found = beside
-    elif not has_any and (nested := list(_nested_tables(folder))):
-        for table, split in nested:
-            found.extend(table_examples(table, columns=columns.of_split(split)))
-        has_any = True
     elif not has_any:
+        below = [(table, split) for place, split in split_folders(folder) for table in _tables_below(place)]
+        for table, split in below:
+            if os.path.basename(table) in METADATA and not table.endswith(".json"):  # albums of photographs have some
+                found.extend(table_examples(table, columns=columns.of_split(split)))
+                has_any = True
+    if not has_any and beside is None:
         classes = {name for place, _ in split_folders(folder) for name in sub_folders(place)}
         has_pictures = next(folder_inputs(folder, recursive=True)).source != folder
-        tables = tables if has_pictures else list(_files_below(folder, (*TABLE_SUFFIXES, _ARROW)))
-        if (tables and not has_pictures) or (len(classes) < 2 and (not classes or tables)):
-            raise _is_none_of_the_forms(folder, tables)
+        if (below and not has_pictures) or (len(classes) < 2 and (not classes or tables)):
+            raise _is_none_of_the_forms(folder, tables if has_pictures or not below else [table for table, _ in below])
         found = class_examples(folder, columns=columns)
         for table in tables:
             found.left_out.add("tables beside the folders of classes", table)
@@ -178,19 +181,13 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def _nested_tables(folder: str) -> Iterator[tuple[str, str]]:
-    """The tables of Hugging Face's format in sub-folders at any depth, each with its split."""
-    for place, split in split_folders(folder):
-        for path in _files_below(place, METADATA):
-            if os.path.basename(path) in METADATA and not path.endswith(".json"):  # albums of photographs have some
-                yield path, split
-
-
-def _files_below(folder: str, ends: tuple[str, ...]) -> Iterator[str]:
-    """Files whose names end so in a folder and below, in natural order, without hidden folders."""
+def _tables_below(folder: str) -> list[str]:
+    """The tables in a folder and below, in natural order, without hidden folders."""
+    found = list[str]()
     for place, names, files in os.walk(folder):
-        names[:] = sorted((name for name in names if not name.startswith(".")), key=natural_key)
-        yield from (os.path.join(place, name) for name in sorted(files, key=natural_key) if name.lower().endswith(ends))
+        names[:] = (name for name in names if not name.startswith("."))
+        found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, _ARROW))]
+    return sorted(found, key=natural_key)
 
 
 def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:

@@ -71,10 +71,6 @@ class Columns:
         return replace(self, split=split)
 
 
-class _NoAnswerError(ValueError):
-    """A row has no answer."""
-
-
 def split_name(name: str) -> str:
     """The name of a split: train, validation or test for their usual names, otherwise the name in lower case."""
     name = name.strip().lower()
@@ -142,14 +138,13 @@ def add_row(
         if like:
             found.left_out.add("other columns of pictures in rows whose picture is null", place)
         for one in rows:
-            try:
-                example = _example(one, item=item, columns=columns, place=place, line=line)
-            except _NoAnswerError:
-                if unanswered is None:
-                    raise
-                found.left_out.add(unanswered, place)
-            else:
+            example = _example(one, item=item, columns=columns, place=place, line=line)
+            if example is not None:
                 examples.append(replace(example, has_turns=has_turns))
+            elif unanswered is None:
+                raise ValueError(f"it has no answer in a column {named(ANSWER_COLUMNS)}")
+            else:
+                found.left_out.add(unanswered, place)
     except ValueError as error:
         found.refuse(told_at or place, str(error))
         return False
@@ -256,7 +251,10 @@ def _is_like_a_picture(value: object) -> bool:
     return begins_like(value) is not None if isinstance(value, bytes) else has_picture_suffix(str(value))
 
 
-def _example(row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int) -> Example:
+def _example(
+    row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int
+) -> Example | None:
+    """The example of a row; None if it has no answer. Raises ValueError with the reason for a malformed row."""
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
         name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])
     }
@@ -264,7 +262,7 @@ def _example(row: Mapping[str, object], *, item: PictureInput, columns: Columns,
     column = first_column(row, of=ANSWER_COLUMNS)
     answers = () if column is None else _texts(row[column], name=column)
     if column is None or not answers:
-        raise _NoAnswerError(f"it has no answer in a column {named(ANSWER_COLUMNS)}")
+        return None
     choices = question.choices if columns.choices is None else columns.choices
     if choices is not None:
         if len(choices) > MAX_CHOICES:

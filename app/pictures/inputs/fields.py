@@ -6,8 +6,8 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from itertools import compress
 from typing import Any
 from urllib.parse import unquote
 
@@ -269,31 +269,24 @@ def spelt_path(name: str, *, root: str) -> str:
     files = [os.path.join(root, form) for form in forms]
     if file := next(filter(os.path.lexists, files[1:]), None):
         return file
-    alike = next(filter(None, map(_files_alike, files)), [])
-    return alike[0] if len(alike) == 1 else path
-
-
-def _files_alike(path: str) -> list[str]:
-    """The files whose names differ from this by case or the encoding of accents, or by the suffix that it lacks."""
-    folder, name = os.path.split(path)
-    stem, suffix = os.path.splitext(name)
-    is_whole = suffix[1:].isalpha()  # `Photo 10.15` lacks a suffix, too
-    try:
-        by_stem = _files_by_stem(folder or os.curdir, os.stat(folder or os.curdir).st_mtime_ns)
-    except (OSError, ValueError):
-        return []
-    found = by_stem.get(folded(stem if is_whole else name), ())
-    fits = [folded(file) == folded(name) if is_whole else has_picture_suffix(file) for file in found]
-    return [os.path.join(folder, file) for file in compress(found, fits)]
+    for folder, base in map(os.path.split, files):
+        with suppress(OSError, ValueError):
+            folded_names = _folded_names(folder or os.curdir, os.stat(folder or os.curdir).st_mtime_ns)
+            if len(alike := folded_names.get(folded(base), [])) == 1:
+                return os.path.join(folder, alike[0])
+    return path
 
 
 @lru_cache(maxsize=4)
-def _files_by_stem(folder: str, changed_ns: int) -> Mapping[str, list[str]]:
-    """The names in a folder, which changed last at `changed_ns`, by their folded stems. Raises OSError."""
-    files = defaultdict[str, list[str]](list)
+def _folded_names(folder: str, changed_ns: int) -> Mapping[str, list[str]]:
+    """The names in a folder that changed at `changed_ns`, by `folded`; pictures also without suffix. Raises OSError."""
+    names = defaultdict[str, list[str]](list)
     for name in os.listdir(folder):
-        files[folded(os.path.splitext(name)[0])].append(name)
-    return files
+        stem = os.path.splitext(name)[0]
+        is_whole = has_picture_suffix(name) and not os.path.splitext(stem)[1][1:].isalpha()  # `Photo 10.15` is, too
+        for key in (name, stem) if is_whole else (name,):
+            names[folded(key)].append(name)
+    return names
 
 
 def folded(text: str) -> str:
