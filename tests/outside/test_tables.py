@@ -214,6 +214,7 @@ ASKED_OF = {"question": "What is it?", "answer": "a liver"}
         ([{"Figure_path": "PMC1_F1.JPG", **ASKED_OF}], "Figure_path"),  # PMC-VQA
         ({"info": {}, "questions": [{"image_filename": "CLEVR_0.png", **ASKED_OF}]}, "image_filename"),
         ([{"image_id": 262148, **ASKED_OF}], "image_id"),
+        ([{"image_id": 0, **ASKED_OF}], "image_id"),
         ([{"url": "https://a.org/a.jpg", **ASKED_OF}], "url"),
         ([{"Image Name": "a.jpg", "caption": "a cat"}], "Image Name"),
         ([{"file_names": ["a.png", "b.png"], **ASKED_OF}], "file_names"),  # of the `datasets` library
@@ -235,6 +236,7 @@ def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, col
         ({"file": "a.py"}, False),
         ({"img_url": None}, False),
         ({"img_url": " ", "images": None}, False),
+        ({"image_paths": [], "photos": []}, False),
         ({"source": "a.png", "image": None}, True),
         ({"img_id": 1, "images": []}, True),
     ],

@@ -157,12 +157,8 @@ def with_classes(found: Examples, *, place: str) -> Choices:
 
     If there is only one class, or more than MAX_CHOICES, this is an error at `place`.
     """
-    classes = Choices(
-        sorted(
-            {answer for example in found.examples if _needs_classes(example) for answer in example.answers},
-            key=natural_key,
-        )
-    )
+    answers = {answer for example in found.examples if _needs_classes(example) for answer in example.answers}
+    classes = Choices(sorted(answers, key=natural_key))
     if len(classes) == 1:
         found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
     if len(classes) > MAX_CHOICES:
@@ -238,9 +234,8 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
 
 def _like_pictures(row: Mapping[str, object]) -> list[str]:
     """Names of other columns than `PICTURE_COLUMNS` that seem to name a picture."""
-    others = {
-        name: value for name, value in row.items() if not _is_blank(value) and (name not in KNOWN or name == _URL)
-    }
+    blank = [name for name, value in row.items() if value == [] or _is_blank(value)]
+    others = {name: value for name, value in row.items() if name not in {*blank, *KNOWN - {_URL}}}
     return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or _is_like_a_picture(one)]
 
 

@@ -22,13 +22,8 @@ INPUT_COLUMN, CHOICES_COLUMN = "input", "choices"
 QUESTIONS, TURNS = "questions", "conversations"  # lists of objects; turns are of LLaVA's instructions, or of a chat
 _CHAT = "messages"  # another name of turns
 KNOWN_COLUMNS = frozenset((*PICTURE_COLUMNS, *PROMPT_COLUMNS, INPUT_COLUMN, CHOICES_COLUMN, QUESTIONS, TURNS))
-_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    **dict.fromkeys(("system", "developer"), "system"),
-}
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLES["developer"] = "system"  # of newer chats
 _PICTURE_PARTS = ("image", "image_url", "input_image")
 JSON = json.JSONDecoder(parse_constant=lambda name: None)  # pandas writes NaN for an empty cell
 _LONGEST_PATH = 4096
@@ -262,14 +257,14 @@ def spelt_path(name: str, *, root: str) -> str:
     """
     is_address = ADDRESS.match(name) is not None
     path = name if is_address else os.path.join(root, name)
-    if (is_address and not name.startswith("file://")) or os.path.lexists(path):
+    if is_address and not name.startswith("file://"):
         return path
     decoded = unquote(name.removeprefix("file://")).replace("\\", "/")
     forms = dict.fromkeys((name, decoded, *(unicodedata.normalize(form, decoded) for form in ("NFC", "NFD"))))
-    files = [os.path.join(root, form) for form in forms]
-    if file := next(filter(os.path.lexists, files[1:]), None):
-        return file
-    for folder, base in map(os.path.split, files):
+    for file in (os.path.join(root, form) for form in forms):
+        if os.path.lexists(file):
+            return file
+        folder, base = os.path.split(file)
         with suppress(OSError, ValueError):
             folded_names = _folded_names(folder or os.curdir, os.stat(folder or os.curdir).st_mtime_ns)
             if len(alike := folded_names.get(folded(base), [])) == 1:

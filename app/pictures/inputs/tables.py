@@ -306,13 +306,13 @@ def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> Row | No
     """
     check_suffix(path, what=what)
     check_lines(path, what=what)
-    if not can_read_again(path) and _suffix(path) not in (*_LINE_SUFFIXES, ".csv", ".tsv"):
+    if not can_read_again(path):
+        if _suffix(path) in (*_LINE_SUFFIXES, ".csv", ".tsv"):
+            return None
         raise InputsError(
             f"Wanted a {what}, and `{shown_name(path)}` is a pipe or a device.",
             hint="`.json` and `.parquet` are read as a whole, more than once; `.jsonl` and `.csv` line by line",
         )
-    if not can_read_again(path):
-        return None
     rows = read_rows(path, what=what, wanted=wanted)
     if _suffix(path) == ".parquet":
         table = _Table(path=path, what=what, wanted=wanted, known=KNOWN_COLUMNS)
