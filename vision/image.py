@@ -266,10 +266,9 @@ def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool 
 def _full_range(image: Image.Image) -> Image.Image:
     """A TIFF's grey values of 12 or 16 bits as 16 bits from black to white; Pillow returns what is stored."""
     tags = getattr(image, "tag_v2", {}) if image.mode == "I;16" else {}
-    if tags.get(ExifTags.Base.BitsPerSample) == (12,):
-        return Image.fromarray(np.asarray(image) << 4)
-    is_inverse = tags.get(ExifTags.Base.PhotometricInterpretation) == 0
-    return Image.fromarray(65535 - np.asarray(image)) if is_inverse else image
+    if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
+        return Image.fromarray(65535 - np.asarray(image))
+    return Image.fromarray(np.asarray(image) << 4) if tags.get(ExifTags.Base.BitsPerSample) == (12,) else image
 
 
 def _on_white(image: Image.Image) -> Image.Image | None:

@@ -11,6 +11,8 @@ from io import BytesIO
 from itertools import chain
 from typing import Final
 
+from llama_adapter.vision.containers import FRAMES, JPEG_END
+
 # Offset, signature and kind of files that are often stored with pictures. Longest signatures first.
 _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
@@ -145,9 +147,7 @@ _JPEG_KINDS: Final = {  # by the marker of the frame
     **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "JPEG with arithmetic coding"),
     0xF7: "JPEG-LS picture",
 }
-_DECODED_PROCESSES: Final = (0xC0, 0xC1, 0xC2)
 _DECODED_NUM_COMPONENTS: Final = (1, 3, 4)
-_JPEG_END: Final = b"\xff\xd9"
 
 
 def _rare_jpeg(data: bytes) -> str | None:
@@ -162,10 +162,10 @@ def _rare_jpeg(data: bytes) -> str | None:
         at += 2 + struct.unpack_from(">H", data, at + 2)[0]
     else:
         return None
-    if data.rfind(_JPEG_END, at) < 0:
+    if data.rfind(JPEG_END, at) < 0:
         return None
     bits, num_components = data[at + 4], data[at + 9]
-    if marker in _DECODED_PROCESSES and bits == 8 and num_components in _DECODED_NUM_COMPONENTS:
+    if marker in FRAMES and bits == 8 and num_components in _DECODED_NUM_COMPONENTS:
         return None
     components = "1 component" if num_components == 1 else f"{num_components} components"
     return f"a {_JPEG_KINDS[marker]} ({components} of {bits} bits)"
@@ -173,7 +173,8 @@ def _rare_jpeg(data: bytes) -> str | None:
 
 # TIFF
 
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES, _SAMPLE_FORMAT = _TAGS = 256, 257, 258, 259, 262, 277, 339
+_WIDTH, _HEIGHT = 256, 257
+_DEFAULTS: Final = {258: 1, 259: 1, 262: 0, 277: 1, 339: 1}  # bits, compression, colour model, samples and their format
 _DATA_PLACES: Final = ((273, 279), (324, 325))  # tags with offsets and sizes in bytes: of strips, of tiles
 _OLD_JPEG, _JPEG, _YCBCR = 6, 7, 6
 _COMPRESSIONS: Final = {
@@ -195,11 +196,7 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
     tags = _first_page(data)
     if not _has_all_data(data, tags):
         return None
-
-    def first(tag: int, default: int) -> int:
-        return tags[tag][0] if tag in tags else default
-
-    compression, photometric, bits = first(_COMPRESSION, 1), first(_PHOTOMETRIC, 0), first(_BITS, 1)
+    bits, compression, photometric, samples, kind = (tags.get(tag, [value])[0] for tag, value in _DEFAULTS.items())
     is_decoded = (
         compression in _DECODED_COMPRESSIONS
         and (photometric != _YCBCR or compression == _JPEG)
@@ -207,10 +204,9 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
     )
     if was_opened and is_decoded:
         return None
-    samples = first(_SAMPLES, 1)
     return (
         f"a TIFF with {'1 value' if samples == 1 else f'{samples} values'} per pixel "
-        f"({bits}-bit {_SAMPLE_FORMATS.get(first(_SAMPLE_FORMAT, 1), 'values of no known format')}, "
+        f"({bits}-bit {_SAMPLE_FORMATS.get(kind, 'values of no known format')}, "
         f"{_PHOTOMETRICS.get(photometric, f'colour model {photometric}')}, "
         f"compression {_COMPRESSIONS.get(compression, compression)})"
     )
@@ -225,7 +221,7 @@ def _first_page(data: bytes) -> dict[int, Sequence[int]]:
         found = ImageFileDirectory_v1(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8])
         file.seek(found.next)
         found.load(file)
-        return {tag: found[tag] for tag in (*_TAGS, *chain(*_DATA_PLACES)) if tag in found}
+        return {tag: found[tag] for tag in (_WIDTH, _HEIGHT, *_DEFAULTS, *chain(*_DATA_PLACES)) if tag in found}
     except Exception:  # Pillow raises errors of many classes
         return {}
 

@@ -80,9 +80,8 @@ def _check_classes(found: Examples) -> None:
     asked = [example for example in found.examples if example.choices is not None]
     if all(example.split for example in asked):
         return  # nothing is left to split
-    pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](
-        dict
-    )  # class, which is (choices, answer) -> picture -> its first example
+    # class, which is (choices, answer) -> picture -> its first example
+    pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](dict)
     num_asked = Counter(example.choices for example in asked)
     for example in asked:
         for answer in example.answers:

@@ -27,7 +27,6 @@ from llama_adapter.runtime.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
 
 _EVERYTHING = Columns()
-_ARROW = ".arrow"  # tables that save_to_disk of the `datasets` library writes
 _META = "META"  # the only key of a data config of LLaMA-Adapter
 _FORMS = (
     "a table, a folder of folders by class, with metadata.jsonl or with texts beside pictures, a tar archive, or a "
@@ -186,7 +185,7 @@ def _tables_below(folder: str) -> list[str]:
     found = list[str]()
     for place, names, files in os.walk(folder):
         names[:] = (name for name in names if not name.startswith("."))
-        found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, _ARROW))]
+        found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, ".arrow"))]
     return sorted(found, key=natural_key)
 
 
@@ -195,7 +194,7 @@ def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
     tables.sort(key=lambda table: _split_of(table) != "train")
     named = tables if _are_split_files(tables) else tables[:1]
     hint = "put the pictures of each class into a folder with its name"
-    if any(table.endswith(_ARROW) for table in tables):
+    if any(table.endswith(".arrow") for table in tables):  # written by save_to_disk of the `datasets` library
         hint = "write its rows as Parquet: datasets.load_from_disk reads them, and to_parquet writes each split"
     elif tables:
         hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"

@@ -39,15 +39,14 @@ _LISTS = ("answers", "caption", "captions")  # in cells, these may be lists of t
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
+_READ = KNOWN - {_URL}  # columns that are read in rows without a picture
 WANTED = (*ANSWER_COLUMNS, QUESTIONS, TURNS)  # columns of which a table needs at least one
 _SPLITS = {
     **dict.fromkeys(("train", "training", "restval"), "train"),  # restval: of Karpathy's splits
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-_LIKE_PICTURES = re.compile(  # columns
-    r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|list|base64|b64|bytes|data)?s?", re.IGNORECASE
-)
+_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64|data)?s?", re.IGNORECASE)
 NO_PICTURE_COLUMN = (
     f"no picture in a column {named(PICTURE_COLUMNS)}: call the column of the pictures `picture`; if the row is a "
     "text, leave that out, or write null as its picture"
@@ -234,8 +233,7 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
 
 def _like_pictures(row: Mapping[str, object]) -> list[str]:
     """Names of other columns than `PICTURE_COLUMNS` that seem to name a picture."""
-    blank = [name for name, value in row.items() if value == [] or _is_blank(value)]
-    others = {name: value for name, value in row.items() if name not in {*blank, *KNOWN - {_URL}}}
+    others = {name: one for name, one in row.items() if one != [] and not _is_blank(one) and name not in _READ}
     return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or _is_like_a_picture(one)]
 
 

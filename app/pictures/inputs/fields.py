@@ -255,10 +255,8 @@ def spelt_path(name: str, *, root: str) -> str:
     If there is no such file, the name may be spelt as on Windows, in an address or on macOS. It may be in another case,
     or lack the suffix, if only one picture has this name.
     """
-    is_address = ADDRESS.match(name) is not None
-    path = name if is_address else os.path.join(root, name)
-    if is_address and not name.startswith("file://"):
-        return path
+    if ADDRESS.match(name) and not name.startswith("file://"):
+        return name
     decoded = unquote(name.removeprefix("file://")).replace("\\", "/")
     forms = dict.fromkeys((name, decoded, *(unicodedata.normalize(form, decoded) for form in ("NFC", "NFD"))))
     for file in (os.path.join(root, form) for form in forms):
@@ -269,7 +267,7 @@ def spelt_path(name: str, *, root: str) -> str:
             folded_names = _folded_names(folder or os.curdir, os.stat(folder or os.curdir).st_mtime_ns)
             if len(alike := folded_names.get(folded(base), [])) == 1:
                 return os.path.join(folder, alike[0])
-    return path
+    return name if ADDRESS.match(name) else os.path.join(root, name)
 
 
 @lru_cache(maxsize=4)
