@@ -213,7 +213,7 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
 
 
 def _first_page(data: bytes) -> dict[int, Sequence[int]]:
-    """The tags of a TIFF's first page that are in the file."""
+    """The tags of integers of a TIFF's first page that are in the file."""
     from PIL.TiffImagePlugin import ImageFileDirectory_v1
 
     file = BytesIO(data)
@@ -221,7 +221,8 @@ def _first_page(data: bytes) -> dict[int, Sequence[int]]:
         found = ImageFileDirectory_v1(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8])
         file.seek(found.next)
         found.load(file)
-        return {tag: found[tag] for tag in (_WIDTH, _HEIGHT, *_DEFAULTS, *chain(*_DATA_PLACES)) if tag in found}
+        values = ((tag, found.get(tag, [None])) for tag in (_WIDTH, _HEIGHT, *_DEFAULTS, *chain(*_DATA_PLACES)))
+        return {tag: own for tag, own in values if all(isinstance(one, int) for one in own)}
     except Exception:  # Pillow raises errors of many classes
         return {}
 

@@ -343,4 +343,4 @@ def test_pictures_of_coco_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> Non
         read_examples(str(tmp_path / "t.json")).require_sound()
     (told,) = refused.value.details
     assert told == f"{tmp_path}/t.json, line 1: its picture {tmp_path}/a.png does not exist"
-    assert refused.value.hint == "correct or remove these; --picture-folder names another folder"
+    assert refused.value.hint == "correct or remove these, or name --picture-folder"

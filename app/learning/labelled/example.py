@@ -92,10 +92,9 @@ class Examples:
         counts = needs_all_pictures or not self.examples
         errors = [one for one in self.problems if not one.is_warning and (counts or one.unreadable is None)]
         if errors:
-            are_pictures = all(one.unreadable is not None for one in errors)
             raise InputsError(
                 f"Wanted labelled data without errors, got {len(errors):,}:",
-                hint="correct or remove these" + "; --picture-folder names another folder" * are_pictures,
+                hint="correct or remove these" + ", or name --picture-folder" * all(one.unreadable for one in errors),
                 details=shown_problems(errors),
             )
         if not self.examples:
