@@ -15,7 +15,7 @@ JPEG_END: Final = b"\xff\xd9"
 _START: Final = re.compile(rb"\xff\xd8\xff[\xc0-\xfe]|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBPVP8[ LX]", re.DOTALL)
 _MAX_BYTES_BEFORE: Final = 4096
 _JPEG_METADATA: Final = (*range(0xE2, 0xEE), 0xEF, 0xFE)  # without JFIF, EXIF and Adobe's marker of colours
-_FRAMES: Final = (0xC0, 0xC1, 0xC2)
+FRAMES: Final = (0xC0, 0xC1, 0xC2)  # markers of the JPEGs that Pillow decodes
 _SCAN: Final = re.compile(rb"\xff\xda\x00([\x08\x0a\x0c\x0e]).", re.DOTALL)
 
 
@@ -75,7 +75,7 @@ def completed_jpegs(data: bytes) -> tuple[bytes, ...]:
     while data.startswith(b"\xff\xd8") and at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         marker, length = struct.unpack_from(">xBH", data, at)
         end = at + 1 if marker == 0xFF else at + 2 + length
-        if marker in _FRAMES:
+        if marker in FRAMES:
             components = data[at + 10 : end : 3]
         if marker not in _JPEG_METADATA:
             bare += data[at:end]

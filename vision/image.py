@@ -258,9 +258,17 @@ def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool 
         with suppress(Exception):
             image.load()
             if image.getbbox(alpha_only=False):
-                return image, True
+                return _full_range(image), True
         raise
-    return image, False
+    return _guarded(lambda: _full_range(image), name=name), False
+
+
+def _full_range(image: Image.Image) -> Image.Image:
+    """A TIFF's grey values of 12 or 16 bits as 16 bits from black to white; Pillow returns what is stored."""
+    tags = getattr(image, "tag_v2", {}) if image.mode == "I;16" else {}
+    if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
+        return Image.fromarray(65535 - np.asarray(image))
+    return Image.fromarray(np.asarray(image) << 4) if tags.get(ExifTags.Base.BitsPerSample) == (12,) else image
 
 
 def _on_white(image: Image.Image) -> Image.Image | None:

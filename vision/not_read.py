@@ -6,10 +6,12 @@ that its header declares, and its header names a feature that cannot be decoded 
 
 import re
 import struct
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from itertools import chain
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
+from llama_adapter.vision.containers import FRAMES, JPEG_END
 
 # Offset, signature and kind of files that are often stored with pictures. Longest signatures first.
 _OTHER_FILES: Final = (
@@ -19,6 +21,8 @@ _OTHER_FILES: Final = (
     (0, b"SIMPLE  =", "a FITS picture"),
     (0, b"gimp xcf", "a GIMP file"),
     (0, b"\x8aMNG\r\n\x1a\n", "an MNG animation"),
+    *((0, head, "a raw file of a camera") for head in (b"FUJIFILMCCD-RAW", b"IIRO\x08", b"IIU\x00", b"FOVb")),
+    *((4, b"ftypcrx ", "a raw file of a camera"), (128, b"DICM", "a DICOM picture"), (0, b"icns", "an icon file")),
     *((4, head, "a video") for head in (b"ftyp", b"moov", b"mdat")),
     *((0, head, "a video") for head in (b"\x1a\x45\xdf\xa3", b"\x30\x26\xb2\x75", b"\x00\x00\x01\xba", b"FLV\x01")),
     *((8, b"AVI LIST", "a video"), (0, b"OggS", "a video or sound file"), (0, b"ID3", "a sound file")),
@@ -143,9 +147,7 @@ _JPEG_KINDS: Final = {  # by the marker of the frame
     **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "JPEG with arithmetic coding"),
     0xF7: "JPEG-LS picture",
 }
-_DECODED_PROCESSES: Final = (0xC0, 0xC1, 0xC2)
 _DECODED_NUM_COMPONENTS: Final = (1, 3, 4)
-_JPEG_END: Final = b"\xff\xd9"
 
 
 def _rare_jpeg(data: bytes) -> str | None:
@@ -160,10 +162,10 @@ def _rare_jpeg(data: bytes) -> str | None:
         at += 2 + struct.unpack_from(">H", data, at + 2)[0]
     else:
         return None
-    if data.rfind(_JPEG_END, at) < 0:
+    if data.rfind(JPEG_END, at) < 0:
         return None
     bits, num_components = data[at + 4], data[at + 9]
-    if marker in _DECODED_PROCESSES and bits == 8 and num_components in _DECODED_NUM_COMPONENTS:
+    if marker in FRAMES and bits == 8 and num_components in _DECODED_NUM_COMPONENTS:
         return None
     components = "1 component" if num_components == 1 else f"{num_components} components"
     return f"a {_JPEG_KINDS[marker]} ({components} of {bits} bits)"
@@ -171,10 +173,9 @@ def _rare_jpeg(data: bytes) -> str | None:
 
 # TIFF
 
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES, _SAMPLE_FORMAT = 256, 257, 258, 259, 262, 277, 339
+_WIDTH, _HEIGHT = 256, 257
+_DEFAULTS: Final = {258: 1, 259: 1, 262: 0, 277: 1, 339: 1}  # bits, compression, colour model, samples and their format
 _DATA_PLACES: Final = ((273, 279), (324, 325))  # tags with offsets and sizes in bytes: of strips, of tiles
-_TIFF_TYPES: Final = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # types of the entries that are read here
-_MOST_ENTRIES: Final = 65_535
 _OLD_JPEG, _JPEG, _YCBCR = 6, 7, 6
 _COMPRESSIONS: Final = {
     **{1: "none", 2: "CCITT RLE", 3: "CCITT fax 3", 4: "CCITT fax 4", 5: "LZW", 6: "old JPEG", 7: "JPEG"},
@@ -193,13 +194,9 @@ _PHOTOMETRICS: Final = {
 
 def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
     tags = _first_page(data)
-    if tags is None or not _has_all_data(data, tags):
+    if not _has_all_data(data, tags):
         return None
-
-    def first(tag: int, default: int) -> int:
-        return int(tags[tag][0]) if tag in tags else default
-
-    compression, photometric, bits = first(_COMPRESSION, 1), first(_PHOTOMETRIC, 0), first(_BITS, 1)
+    bits, compression, photometric, samples, kind = (tags.get(tag, [value])[0] for tag, value in _DEFAULTS.items())
     is_decoded = (
         compression in _DECODED_COMPRESSIONS
         and (photometric != _YCBCR or compression == _JPEG)
@@ -207,49 +204,36 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
     )
     if was_opened and is_decoded:
         return None
-    samples = first(_SAMPLES, 1)
     return (
         f"a TIFF with {'1 value' if samples == 1 else f'{samples} values'} per pixel "
-        f"({bits}-bit {_SAMPLE_FORMATS.get(first(_SAMPLE_FORMAT, 1), 'values of no known format')}, "
+        f"({bits}-bit {_SAMPLE_FORMATS.get(kind, 'values of no known format')}, "
         f"{_PHOTOMETRICS.get(photometric, f'colour model {photometric}')}, "
         f"compression {_COMPRESSIONS.get(compression, compression)})"
     )
 
 
-def _first_page(data: bytes) -> dict[int, NDArray[np.unsignedinteger]] | None:
-    """The integer tags of a TIFF's first page; None if they are outside the file."""
-    order = "<" if data.startswith(b"II") else ">"
-    is_big = b"+" in data[2:4]
-    # For BigTIFF and TIFF: the position of the first page's offset, and the formats of the number of entries, of an
-    # entry and of an offset.
-    at_place, num_format, entry_format, place_format = (8, "Q", "HHQ", "Q") if is_big else (4, "H", "HHI", "I")
-    tags = {}
+def _first_page(data: bytes) -> dict[int, Sequence[int]]:
+    """The tags of integers of a TIFF's first page that are in the file."""
+    from PIL.TiffImagePlugin import ImageFileDirectory_v1
+
+    file = BytesIO(data)
     try:
-        at = struct.unpack_from(order + place_format, data, at_place)[0]
-        num_entries = struct.unpack_from(order + num_format, data, at)[0]
-        at += struct.calcsize(order + num_format)
-        for _ in range(min(num_entries, _MOST_ENTRIES)):
-            tag, type_code, count = struct.unpack_from(order + entry_format, data, at)
-            at += struct.calcsize(order + entry_format)
-            if type_code in _TIFF_TYPES and count > 0:
-                dtype = np.dtype(order + _TIFF_TYPES[type_code])
-                is_inside = count * dtype.itemsize <= struct.calcsize(order + place_format)
-                place = at if is_inside else struct.unpack_from(order + place_format, data, at)[0]
-                tags[tag] = np.frombuffer(data, dtype, count, place)
-            at += struct.calcsize(order + place_format)
-    except (struct.error, ValueError, OverflowError):
-        return None
-    return tags
+        found = ImageFileDirectory_v1(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8])
+        file.seek(found.next)
+        found.load(file)
+        values = ((tag, found.get(tag, [None])) for tag in (_WIDTH, _HEIGHT, *_DEFAULTS, *chain(*_DATA_PLACES)))
+        return {tag: own for tag, own in values if all(isinstance(one, int) for one in own)}
+    except Exception:  # Pillow raises errors of many classes
+        return {}
 
 
-def _has_all_data(data: bytes, tags: dict[int, NDArray[np.unsignedinteger]]) -> bool:
+def _has_all_data(data: bytes, tags: Mapping[int, Sequence[int]]) -> bool:
     """Whether the page has a size, and all its strips or tiles are inside the file."""
     if not all(tag in tags and tags[tag][0] > 0 for tag in (_WIDTH, _HEIGHT)):
         return False
-    for offsets_tag, sizes_tag in _DATA_PLACES:
-        if offsets_tag in tags and sizes_tag in tags:
-            offsets, sizes = tags[offsets_tag].astype(np.float64), tags[sizes_tag].astype(np.float64)
-            return len(offsets) == len(sizes) and bool(np.all(offsets + sizes <= len(data)))
+    for offsets, sizes in ((tags.get(one), tags.get(other)) for one, other in _DATA_PLACES):
+        if offsets is not None and sizes is not None:
+            return len(offsets) == len(sizes) and all(map(lambda at, size: at + size <= len(data), offsets, sizes))
     return False
 
 

@@ -202,6 +202,34 @@ def test_pictures_that_are_not_read_are_counted(tmp_path: Path) -> None:
     assert note.startswith("pictures of kinds that are not read: 3 (first: ")
 
 
+@pytest.mark.parametrize("place", ["{}", "train/{}"])
+def test_metadata_may_be_in_sub_folders_that_are_no_classes(place: str, tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {}
+    for folder in ("2023", "2024"):
+        row = {"file_name": "1.png", "text": f"a cat of {folder}"}
+        files |= {
+            f"{folder}/1.png": folder,
+            f"{folder}/metadata.jsonl": json.dumps(row),
+            f"{folder}/2.png": f"2{folder}",
+        }
+    found = read_examples(
+        str(tree(tmp_path, **{place.format(name).replace("/", "__"): one for name, one in files.items()}))
+    )
+    split = "train" if place[0] == "t" else ""
+    assert [(one.answers[0], one.split) for one in found.examples] == [
+        (f"a cat of {name}", split) for name in ("2023", "2024")
+    ]
+    assert found.left_out.note().startswith("pictures without a row: 2 (first: ")
+
+
+def test_albums_stay_classes_and_tables_beside_them_are_counted(tmp_path: Path) -> None:
+    files = {f"{name}__{number}.png": f"{name}{number}" for name in ("images", "padded") for number in "12"}
+    albums = {f"{name}__metadata.json": json.dumps({"title": name}) for name in ("images", "padded")}  # of Google
+    found = read_examples(str(tree(tmp_path, **files, **albums, **{"rows.jsonl": '{"image": "images/1.png"}'})))
+    assert [one.answers[0] for one in found.examples] == ["images", "images", "padded", "padded"]
+    assert found.left_out.note() == f"tables beside the folders of classes: 1 (first: {tmp_path}/rows.jsonl)"
+
+
 @pytest.mark.parametrize("name", ["1", "1.png"])
 def test_kohya_s_metadata_names_pictures_with_or_without_suffix(name: str, tmp_path: Path) -> None:
     metadata = {name: {"tags": "cat, sitting"}, "2": {"caption": "a dog", "tags": "dog"}}

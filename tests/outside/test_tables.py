@@ -10,6 +10,7 @@ import pytest
 
 from llama_adapter.app.learning.labelled.example import Examples
 from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.rows import Columns
 from llama_adapter.app.pictures.inputs import InputsError, InputSpec, check_inputs, read_inputs
 from llama_adapter.app.pictures.inputs.manifests import check_manifest
 from llama_adapter.app.pictures.inputs.tables import check_table, read_rows
@@ -213,8 +214,12 @@ ASKED_OF = {"question": "What is it?", "answer": "a liver"}
         ([{"Figure_path": "PMC1_F1.JPG", **ASKED_OF}], "Figure_path"),  # PMC-VQA
         ({"info": {}, "questions": [{"image_filename": "CLEVR_0.png", **ASKED_OF}]}, "image_filename"),
         ([{"image_id": 262148, **ASKED_OF}], "image_id"),
+        ([{"image_id": 0, **ASKED_OF}], "image_id"),
         ([{"url": "https://a.org/a.jpg", **ASKED_OF}], "url"),
         ([{"Image Name": "a.jpg", "caption": "a cat"}], "Image Name"),
+        ([{"file_names": ["a.png", "b.png"], **ASKED_OF}], "file_names"),  # of the `datasets` library
+        ([{"media": [{"path": "a.jpg", "bytes": None}], **ASKED_OF}], "media"),
+        ([{"image_base64": "iVBORw0KGgo=", **ASKED_OF}], "image_base64"),
     ],
 )
 def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, column: str, tmp_path: Path) -> None:
@@ -231,6 +236,7 @@ def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, col
         ({"file": "a.py"}, False),
         ({"img_url": None}, False),
         ({"img_url": " ", "images": None}, False),
+        ({"image_paths": [], "photos": []}, False),
         ({"source": "a.png", "image": None}, True),
         ({"img_id": 1, "images": []}, True),
     ],
@@ -256,6 +262,9 @@ def test_empty_cells_of_a_table_of_texts_name_no_picture(tmp_path: Path) -> None
     ("row", "question", "answers"),
     [
         ({"question": "Where?", "answers": "[1, 2, 30, 40]"}, "Where?", ("[1, 2, 30, 40]",)),
+        ({"caption": '["a", "b"]'}, None, ("a", "b")),
+        ({"answer": '["a", "b"]'}, None, ('["a", "b"]',)),  # an answer in JSON
+        ({"captions": "[] is a box"}, None, ("[] is a box",)),
         ({"captions": '["STOP" sign] on a pole'}, None, ('["STOP" sign] on a pole',)),
         ({"captions": ' ["a", "b", null]\n'}, None, ("a", "b")),
         ({"captions": ["a", "b", "b"]}, None, ("a", "b", "b")),  # training learns the user's first
@@ -302,3 +311,36 @@ def test_lines_of_json_in_another_encoding_are_said_once_for_the_file(tmp_path: 
 
     with pytest.raises(InputsError, match="in UTF-8, but the cell `question` of line 1"):
         asked(path)
+
+
+def test_a_verdict_of_prodigy_is_no_answer(tmp_path: Path) -> None:
+    rows = [{"image": f"{n}.png", "caption": n, "_task_hash": 1, "answer": n} for n in ("accept", "reject", "ignore")]
+    found = examples(tmp_path, rows)
+    assert [(one.answers, one.task) for one in found.examples] == [(("accept",), "caption")]
+    assert found.left_out.note().startswith("rows that were not accepted: 2 (first: ")
+
+
+def test_pictures_of_another_column_of_parquet_are_named(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    red = (HERE / "tables" / "red.png").read_bytes()
+    for value in (red, {"bytes": red, "path": None}):
+        pq.write_table(pa.Table.from_pylist([{"jpg": value, **ASKED_OF}]), tmp_path / "t.parquet")
+        with pytest.raises(InputsError, match="its examples have none") as refused:
+            read_examples(str(tmp_path / "t.parquet"))
+        assert "line 1: it has jpg, and no picture in a column" in refused.value.details[0]
+    pq.write_table(pa.Table.from_pylist([{"md5": b"\xff\xd8", **ASKED_OF}]), tmp_path / "t.parquet")
+    assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]
+
+
+def test_pictures_of_coco_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    data = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
+    (tmp_path / "t.json").write_text(json.dumps(data))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"a")
+    found = read_examples(str(tmp_path / "t.json"), columns=Columns(picture_folder=str(tmp_path / "photos")))
+    assert [one.item.source for one in found.examples] == [f"{tmp_path}/photos/a.png"]
+    with pytest.raises(InputsError) as refused:
+        read_examples(str(tmp_path / "t.json")).require_sound()
+    (told,) = refused.value.details
+    assert told == f"{tmp_path}/t.json, line 1: its picture {tmp_path}/a.png does not exist"
+    assert refused.value.hint == "correct or remove these, or name --picture-folder"

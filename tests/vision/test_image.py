@@ -26,6 +26,7 @@ from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from tests.bad_files import chunk
+from tests.odd_pictures.rare import tiff
 from tests.odd_pictures.samples import saved, scene
 
 HEIC_BEGINNING = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
@@ -78,6 +79,27 @@ def test_every_listed_format_is_read(kind: str) -> None:
         assert not difference.any()
     else:
         assert np.abs(difference).mean() < 40
+
+
+def packed_12_bits(values: np.ndarray[Any, Any]) -> bytes:
+    pairs = values.reshape(-1, 2).astype(np.uint32)
+    return b"".join(int(one << 12 | two).to_bytes(3, "big") for one, two in pairs)
+
+
+@pytest.mark.parametrize("as_pillow_s", [False, True])
+@pytest.mark.parametrize(("bits", "photometric"), [(16, 1), (16, 0), (12, 1)])
+def test_grey_of_12_bits_and_grey_that_is_white_at_zero_are_read_as_viewers_show_them(
+    bits: int, photometric: int, as_pillow_s: bool
+) -> None:
+    grey = np.linspace(0, 255, 48, dtype=np.uint8).reshape(6, 8, 1)
+    stored = grey.astype("<u2") * 257
+    data = tiff(stored if photometric else 65535 - stored, photometric=photometric)
+    if bits == 12:
+        packed = packed_12_bits(stored >> 4)
+        data = tiff(stored, bits=12)[: -stored.nbytes].replace(struct.pack("<I", stored.nbytes), struct.pack("<I", 72))
+        data += packed
+    loaded = load_picture(Image.open(BytesIO(data)) if as_pillow_s else data)
+    assert np.array_equal(np.asarray(loaded.image) >> 8, grey[..., 0])
 
 
 def test_names_that_are_not_utf8_are_opened_and_shown(tmp_path: Path) -> None:
@@ -227,6 +249,10 @@ def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest
         (b"%PDF-1.7\n", "unsupported", "PDF"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported", "PostScript"),
         (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2", "unsupported", "video"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "unsupported", "a raw file of a camera"),
+        (b"FUJIFILMCCD-RAW 0201", "unsupported", "a raw file of a camera"),
+        (bytes(128) + b"DICM\2\0\0\0", "unsupported", "a DICOM picture"),
+        (b"icns\0\0\x10\0ic07", "unsupported", "an icon file"),
         (b"\0\0\1\0\1\0\x10\x10\0\0\1\0 \0h\4\0\0", "unsupported", "icon"),
         (b"\x89PNG\r\n\x1a\n", "truncated", "PNG"),
         (b"\xff\xd8\xff", "truncated", "JPEG"),

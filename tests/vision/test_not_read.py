@@ -50,6 +50,12 @@ def test_a_tiff_whose_strips_lie_outside_is_truncated() -> None:
     content = tiff(preprocess(Image.new("RGB", (9, 9))).astype("f4"))
     assert refusal(content).code == "unsupported"
     assert refusal(content[:-1]).code == "truncated"
+    for tag in (256, 273, 279):
+        for kind in (2, 5, 11, 12):  # texts, fractions and floats where integers belong
+            assert (
+                rare_kind(content.replace(struct.pack("<HH", tag, 4), struct.pack("<HH", tag, kind)), was_opened=False)
+                is None
+            )
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def to_sidecars(records: Sequence[Record]) -> bytes:
             name = names.take(path)
             if name != names.usual(path):
                 lists[OTHER_NAMES].append(f"{shown_name(path)}: {shown_name(name)}\n")
-            _write(archive, name, record["text"] + "\n")
+            _write(archive, name, " ".join(filter(str.strip, record["text"].splitlines())) + "\n")
         for name, lines in lists.items():
             if lines:
                 _write(archive, names.take(name), "".join(lines))

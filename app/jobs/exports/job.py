@@ -113,7 +113,7 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
     text_format = XMP if job.to == "xmp" else PLAIN_TEXT
     with SidecarFiles(job.out, existing=existing, below=below, text_format=text_format, suffix=job.suffix) as files:
         for row in rows:
-            files.write(row.picture, template.fill(row))
+            files.write(row.picture, template.fill(row, in_one_line=job.to == "sidecars"))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")
     if files.other_name is not None:

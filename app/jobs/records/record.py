@@ -135,14 +135,10 @@ def _is_sound(record: dict[str, Any]) -> bool:
         0 <= record["tokens"] < 2**63
         and isinstance(record.get("unfamiliar"), bool | None)
         and isinstance(record.get("moved_from"), str | None)
-        and (error is None or _are(str, error.get("code"), error.get("message")))
+        and (error is None or all(isinstance(error.get(name), str) for name in ("code", "message")))
         and (choice is None or (len(choice) > 1 and _are_numbers(choice.values())))
         and _are_numbers(record["ms"].values())
     )
-
-
-def _are(kind: type, *values: object) -> bool:
-    return all(isinstance(value, kind) for value in values)
 
 
 def _are_numbers(values: Iterable[object]) -> bool:

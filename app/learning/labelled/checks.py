@@ -36,17 +36,16 @@ def check_split_names(found: Examples, *, report: Callable[[str, str], None], ch
     unknown = [name for name in counts if name and name not in (*SPLITS, chosen)]
     if not unknown:
         return
-    told = [f"{shown_excerpt(name)} ({_examples(counts[name])}{_meant(name)})" for name in unknown[:_MOST_NAMED]]
+    told = [
+        f"{shown_excerpt(name)} ({counts[name]:,} example{'s' * (counts[name] > 1)}{_meant(name)})"
+        for name in unknown[:_MOST_NAMED]
+    ]
     told += [f"{len(unknown) - _MOST_NAMED:,} more"] * (len(unknown) > _MOST_NAMED)
     known = ", ".join(f"{name or 'without a split'} {counts[name]:,}" for name in (*SPLITS, "") if counts[name])
     report(
         "the splits of the data",
         f"wanted the splits {', '.join(SPLITS)}, got also {', '.join(told)}; the others: {known or 'none'}",
     )
-
-
-def _examples(number: int) -> str:
-    return "1 example" if number == 1 else f"{number:,} examples"
 
 
 def _meant(name: str) -> str:
@@ -81,9 +80,8 @@ def _check_classes(found: Examples) -> None:
     asked = [example for example in found.examples if example.choices is not None]
     if all(example.split for example in asked):
         return  # nothing is left to split
-    pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](
-        dict
-    )  # class, which is (choices, answer) -> picture -> its first example
+    # class, which is (choices, answer) -> picture -> its first example
+    pictures = defaultdict[tuple[tuple[str, ...] | None, str], dict[str, Example]](dict)
     num_asked = Counter(example.choices for example in asked)
     for example in asked:
         for answer in example.answers:

@@ -91,10 +91,6 @@ def class_examples(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def _is_text(path: str) -> bool:
-    return path.lower().endswith((".txt", ".caption"))
-
-
 def _has_answer(values: dict[str, object] | ValueError, *, broken: bool) -> bool:
     """Whether the values of a text beside a picture have an answer; `broken` for one that cannot be read."""
     if isinstance(values, ValueError):
@@ -125,7 +121,7 @@ def beside_examples(folder: str, *, columns: Columns) -> Examples | None:
                 continue
             values_of = {path: _beside(path) for path in paths}
             answered = [path for path in paths if _has_answer(values_of[path], broken=True)]
-            has_texts = has_texts or any(_has_answer(values_of[path], broken=_is_text(path)) for path in paths)
+            has_texts |= any(_has_answer(values_of[path], broken=_priority(path) < len(_CAPTIONS)) for path in paths)
             for kind, some in (
                 ("pictures without text", () if answered else (os.path.join(place, picture),)),
                 ("texts without an answer", (path for path in paths if path not in answered)),

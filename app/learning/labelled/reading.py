@@ -19,7 +19,7 @@ from llama_adapter.app.learning.labelled.rows import SPLITS, Columns, are_splits
 from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
-from llama_adapter.app.pictures.inputs.folders import folder_inputs
+from llama_adapter.app.pictures.inputs.folders import folder_inputs, has_picture_suffix
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
 from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES
 from llama_adapter.runtime.errors import UsageError
@@ -144,6 +144,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         names = sorted(os.listdir(place), key=natural_key)
         has_splits = not split and _are_split_files(list(filter(is_archive_name, names)))
+        pictures = {_stem(name) for name in names if has_picture_suffix(name)}  # a `.json` may be about one of them
         for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
@@ -152,16 +153,26 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 own = _split_of(name) if has_splits else split
                 found.extend(archive_examples(path, columns=columns.of_split(own)))
             else:
-                tables += [path] * name.lower().endswith(TABLE_SUFFIXES)
+                tables += [path] * (name.lower().endswith(TABLE_SUFFIXES) and _stem(name) not in pictures)
                 continue
             has_any = True
-    if not has_any and (beside := beside_examples(folder, columns=columns)) is not None:
+    beside = None if has_any else beside_examples(folder, columns=columns)
+    if beside is not None:
         found = beside
     elif not has_any:
+        below = [(table, split) for place, split in split_folders(folder) for table in _tables_below(place)]
+        for table, split in below:
+            if os.path.basename(table) in METADATA and not table.endswith(".json"):  # albums of photographs have some
+                found.extend(table_examples(table, columns=columns.of_split(split)))
+                has_any = True
+    if not has_any and beside is None:
         classes = {name for place, _ in split_folders(folder) for name in sub_folders(place)}
-        if len(classes) < 2 and (not classes or tables):
-            raise _is_none_of_the_forms(folder, tables)
+        has_pictures = next(folder_inputs(folder, recursive=True)).source != folder
+        if (below and not has_pictures) or (len(classes) < 2 and (not classes or tables)):
+            raise _is_none_of_the_forms(folder, tables if has_pictures or not below else [table for table, _ in below])
         found = class_examples(folder, columns=columns)
+        for table in tables:
+            found.left_out.add("tables beside the folders of classes", table)
         splits = sorted(name for name in classes if split_in(name)[0] and split_name(name) not in SPLITS)
         if are_splits(splits):
             found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
@@ -169,15 +180,25 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
+def _tables_below(folder: str) -> list[str]:
+    """The tables in a folder and below, in natural order, without hidden folders."""
+    found = list[str]()
+    for place, names, files in os.walk(folder):
+        names[:] = (name for name in names if not name.startswith("."))
+        found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, ".arrow"))]
+    return sorted(found, key=natural_key)
+
+
 def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
+    tables = [table for table in tables if table.endswith(".parquet")] or tables
     tables.sort(key=lambda table: _split_of(table) != "train")
     named = tables if _are_split_files(tables) else tables[:1]
-    return InputsError(
-        f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.",
-        hint=f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
-        if tables
-        else "put the pictures of each class into a folder with its name",
-    )
+    hint = "put the pictures of each class into a folder with its name"
+    if any(table.endswith(".arrow") for table in tables):  # written by save_to_disk of the `datasets` library
+        hint = "write its rows as Parquet: datasets.load_from_disk reads them, and to_parquet writes each split"
+    elif tables:
+        hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
+    return InputsError(f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.", hint=hint)
 
 
 def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:

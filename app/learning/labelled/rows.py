@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from llama_adapter.app.pictures.inputs.fields import (
     asked_rows,
     by_known_name,
     first_column,
+    folded,
     is_encodable,
     named,
     question_columns,
@@ -29,22 +29,24 @@ from llama_adapter.app.pictures.inputs.fields import (
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 from llama_adapter.runtime.given import split_choices
 from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.vision.not_read import begins_like
 
 CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 # The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
-_LISTS = ("answers", "captions")  # in cells, these may be lists of texts in JSON
+_LISTS = ("answers", "caption", "captions")  # in cells, these may be lists of texts in JSON
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
+_READ = KNOWN - {_URL}  # columns that are read in rows without a picture
 WANTED = (*ANSWER_COLUMNS, QUESTIONS, TURNS)  # columns of which a table needs at least one
 _SPLITS = {
     **dict.fromkeys(("train", "training", "restval"), "train"),  # restval: of Karpathy's splits
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url)?", re.IGNORECASE)  # columns
+_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64|data)?s?", re.IGNORECASE)
 NO_PICTURE_COLUMN = (
     f"no picture in a column {named(PICTURE_COLUMNS)}: call the column of the pictures `picture`; if the row is a "
     "text, leave that out, or write null as its picture"
@@ -66,10 +68,6 @@ class Columns:
     def of_split(self, split: str) -> "Columns":
         """The same for the rows of a file or folder that is this split; "" if it is none."""
         return replace(self, split=split)
-
-
-class _NoAnswerError(ValueError):
-    """A row has no answer."""
 
 
 def split_name(name: str) -> str:
@@ -121,6 +119,9 @@ def add_row(
     row = by_known_name(values, KNOWN)
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
+    if "_task_hash" in row and row.pop("answer", None) != "accept":  # in Prodigy's rows, a verdict on the row
+        found.left_out.add("rows that were not accepted", place)
+        return True
     examples = []
     try:
         item = item or _picture(row, root=root, place=place)
@@ -136,14 +137,13 @@ def add_row(
         if like:
             found.left_out.add("other columns of pictures in rows whose picture is null", place)
         for one in rows:
-            try:
-                example = _example(one, item=item, columns=columns, place=place, line=line)
-            except _NoAnswerError:
-                if unanswered is None:
-                    raise
-                found.left_out.add(unanswered, place)
-            else:
+            example = _example(one, item=item, columns=columns, place=place, line=line)
+            if example is not None:
                 examples.append(replace(example, has_turns=has_turns))
+            elif unanswered is None:
+                raise ValueError(f"it has no answer in a column {named(ANSWER_COLUMNS)}")
+            else:
+                found.left_out.add(unanswered, place)
     except ValueError as error:
         found.refuse(told_at or place, str(error))
         return False
@@ -156,20 +156,16 @@ def with_classes(found: Examples, *, place: str) -> Choices:
 
     If there is only one class, or more than MAX_CHOICES, this is an error at `place`.
     """
-    classes = Choices(
-        sorted(
-            {answer for example in found.examples if _needs_classes(example) for answer in example.answers},
-            key=natural_key,
-        )
-    )
+    answers = {answer for example in found.examples if _needs_classes(example) for answer in example.answers}
+    classes = Choices(sorted(answers, key=natural_key))
     if len(classes) == 1:
         found.refuse(place, f"all its labels are {shown_excerpt(classes[0])}; wanted at least two classes")
     if len(classes) > MAX_CHOICES:
         found.refuse(place, _too_many(len(classes), what="different labels"))
-    folded = defaultdict[str, list[str]](list)
+    alike = defaultdict[str, list[str]](list)
     for name in classes:
-        folded[_folded(name)].append(name)
-    for names in folded.values():
+        alike[folded(name)].append(name)
+    for names in alike.values():
         if len(names) > 1:
             by = "their case" if len({name.casefold() for name in names}) == 1 else "case or the encoding of accents"
             found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by {by} alone")
@@ -237,13 +233,21 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
 
 def _like_pictures(row: Mapping[str, object]) -> list[str]:
     """Names of other columns than `PICTURE_COLUMNS` that seem to name a picture."""
-    others = {
-        name: value for name, value in row.items() if not _is_blank(value) and (name not in KNOWN or name == _URL)
-    }
-    return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or has_picture_suffix(str(one))]
+    others = {name: one for name, one in row.items() if one != [] and not _is_blank(one) and name not in _READ}
+    return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or _is_like_a_picture(one)]
 
 
-def _example(row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int) -> Example:
+def _is_like_a_picture(value: object) -> bool:
+    """Whether a value is the name or the bytes of a picture, an object with one of these, or a list that begins so."""
+    value = value[0] if isinstance(value, list) and value else value
+    value = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
+    return begins_like(value) is not None if isinstance(value, bytes) else has_picture_suffix(str(value))
+
+
+def _example(
+    row: Mapping[str, object], *, item: PictureInput, columns: Columns, place: str, line: int
+) -> Example | None:
+    """The example of a row; None if it has no answer. Raises ValueError with the reason for a malformed row."""
     row = {name: value for name, value in row.items() if not _is_blank(value)} | {
         name: "" for name in ANSWER_COLUMNS if name in row and _is_blank(row[name])
     }
@@ -251,7 +255,7 @@ def _example(row: Mapping[str, object], *, item: PictureInput, columns: Columns,
     column = first_column(row, of=ANSWER_COLUMNS)
     answers = () if column is None else _texts(row[column], name=column)
     if column is None or not answers:
-        raise _NoAnswerError(f"it has no answer in a column {named(ANSWER_COLUMNS)}")
+        return None
     choices = question.choices if columns.choices is None else columns.choices
     if choices is not None:
         if len(choices) > MAX_CHOICES:
@@ -287,12 +291,12 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
     """
     texts = []
     cell = value.strip() if name in _LISTS and isinstance(value, str) else ""
-    if cell.startswith(('["', "['")):
+    if cell.startswith(('["', "['", "[]")):
         try:
             value = split_choices(cell)
         except ValueError:
             if cell.endswith(('"]', "']")) or "]" not in cell:  # `["STOP" sign] on a pole` is a text
-                raise ValueError(f"its {name} begin like a JSON list, but are not valid JSON") from None
+                raise ValueError(f"its cell `{name}` begins like a JSON list, but is not valid JSON") from None
     for one in value if isinstance(value, list) else [value]:
         one = one.get("answer", one) if isinstance(one, dict) else one
         if isinstance(one, list | dict | bytes):
@@ -307,15 +311,10 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
 
 def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:
     """The answers in the spelling of the choices. Raises ValueError if an answer is not a choice."""
-    folded = [_folded(choice.strip()) for choice in choices]
-    if not all(_folded(answer) in folded for answer in answers):
+    known = [folded(choice.strip()) for choice in choices]
+    if not all(folded(answer) in known for answer in answers):
         raise ValueError(f"its {shown} is none of {shown_excerpt(', '.join(choices))}")
-    return tuple(answer if answer in choices else choices[folded.index(_folded(answer))] for answer in answers)
-
-
-def _folded(text: str) -> str:
-    """Equal for texts that differ by case alone, or by the encoding of accents: macOS writes names in another one."""
-    return unicodedata.normalize("NFC", text).casefold()
+    return tuple(answer if answer in choices else choices[known.index(folded(answer))] for answer in answers)
 
 
 def _is_blank(value: object) -> bool:

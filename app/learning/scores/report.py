@@ -49,7 +49,8 @@ def score_tables(scores: Scores) -> list[Table]:
         )
     ]
     if scores.parts:
-        tables.append(_grid("Parts", "part", scores.parts, note=_totals(scores.totals)))
+        note = " ".join(f"MME {name}: {value:.1f}." for name, value in scores.totals.items())
+        tables.append(_grid("Parts", "part", scores.parts, note=note))
     if scores.classes:
         has_intervals = any(one.low is not None for own in scores.classes.values() for one in own.values())
         tables.append(_grid("Classes", "class", scores.classes, note=_OF_CLASSES if has_intervals else ""))
@@ -192,10 +193,6 @@ def _has_limits(scores: Scores) -> bool:
     tables = (scores.figures, *scores.parts.values())
     found = [own[name] for own in tables for name in SHARES if name in own]
     return any(one.value in (0.0, 1.0) and one.low is not None for one in found)
-
-
-def _totals(totals: Mapping[str, float]) -> str:
-    return " ".join(f"MME {name}: {value:.1f}." for name, value in totals.items())
 
 
 SCORES: Final = "scores.json"  # file name of the JSON report

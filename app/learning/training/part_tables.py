@@ -7,9 +7,9 @@ the run. Paths are absolute, so a table works from every folder. The path of a p
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import MOST_NAMED, Example
@@ -17,9 +17,6 @@ from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.pictures.inputs import PictureInput, natural_key
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.runtime.atomic_write import atomic_write
-
-# Task -> the column of its answers.
-_ANSWERS: Final[Mapping[str, str]] = {"choice": "answers", "answer": "answers", "caption": "captions"}
 
 
 def table_name(part: str) -> str:
@@ -72,7 +69,7 @@ def _columns(example: Example, *, part: str, is_class: bool) -> Iterator[tuple[s
     if example.choices is not None and not is_class:
         yield "choices", list(example.choices)
     answers = list(example.answers) if len(example.answers) > 1 else example.answers[0]
-    yield "label" if is_class else _ANSWERS[example.task], answers
+    yield "label" if is_class else "captions" if example.task == "caption" else "answers", answers
     if example.part:
         yield "part", example.part
     yield "split", part

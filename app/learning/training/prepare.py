@@ -13,15 +13,14 @@ from llama_adapter.app.learning.evaluating.outcomes import require_questions
 from llama_adapter.app.learning.labelled.checks import check_split_names, data_digest, picture_key
 from llama_adapter.app.learning.labelled.example import Example, Examples, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
-from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.learning.labelled.rows import SPLITS, Columns
 from llama_adapter.app.learning.labelled.splitting import split_examples
 from llama_adapter.app.learning.training.asking import Asker, TrainExample, default_question
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt
 
-TRAIN, VALIDATION, TEST = "train", "validation", "test"
-PARTS: Final = (TRAIN, VALIDATION, TEST)
+TRAIN, VALIDATION, TEST = PARTS = SPLITS
 LEAST_EXAMPLES: Final = 4  # to learn
 FEW_LEARNED, FEW_TESTED = 10, 3  # examples of a class; a note names the classes with fewer
 _MOST_NAMED: Final = 10  # classes in the note

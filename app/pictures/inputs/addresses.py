@@ -45,7 +45,7 @@ def check_remote(address: str) -> None:
     except (ImportError, ValueError) as error:
         raise InputsError(
             f"Wanted pictures from `{shown_address(address)}`, but nothing here reads `{urlsplit(address).scheme}`: "
-            f"{_reason(error)}",
+            f"{first_line(error)}",
             hint="what Arrow reads (s3, gs, abfs, hdfs, file) needs no package, others one for fsspec, such as adlfs",
         ) from error
     except OSError:
@@ -65,7 +65,7 @@ def remote_inputs(address: str, *, recursive: bool) -> Iterator[PictureInput]:
     except FileNotFoundError:
         names = None  # reading it gives the error
     except (OSError, ValueError) as error:
-        message = f"Wanted to list `{shown}`, but its storage says: {_reason(error)}."
+        message = f"Wanted to list `{shown}`, but its storage says: {first_line(error)}."
         yield PictureInput.failed(label, "unreadable", message, source=address)
         return
     if names is None:
@@ -90,7 +90,7 @@ def read_remote(address: str, *, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes:
         raise PictureError("missing", f"Wanted a picture at `{shown}`, but there is nothing of that name.") from None
     except (OSError, ValueError, ImportError) as error:
         raise PictureError(
-            "unreadable", f"Wanted to read `{shown}`, but its storage says: {_reason(error)}."
+            "unreadable", f"Wanted to read `{shown}`, but its storage says: {first_line(error)}."
         ) from error
     if len(data) > max_bytes:
         raise PictureError(
@@ -148,7 +148,7 @@ def _joined(address: str, name: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(name)}", parts.query, ""))
 
 
-def _reason(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of Arrow's message; the others are its call stack."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(".")

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from llama_adapter.app.pictures.inputs.addresses import first_line
 from llama_adapter.app.pictures.inputs.fields import (
     JSON,
     KNOWN_COLUMNS,
@@ -48,7 +49,7 @@ _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
 _ROWS_AT_ONCE = 256  # of Parquet; each may hold a picture
-_SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it: iconv -f WINDOWS-1252 -t UTF-8 IN >OUT"
+_SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it from its encoding, such as: iconv -f CP1252 -t UTF-8 IN >OUT"
 
 
 def read_rows(
@@ -108,7 +109,7 @@ def check_suffix(path: str, *, what: str) -> None:
     if _suffix(path) not in (*TABLE_SUFFIXES, ".txt"):
         raise InputsError(
             f"Wanted a {what} that is called {_SHOWN_SUFFIXES}, got `{shown_name(path)}`.",
-            hint="rename it, or convert it to one of these formats",
+            hint="save or export it as one of these; rename it if it is one already",
         )
 
 
@@ -121,7 +122,7 @@ def _known_rows(rows: Iterator[Row], table: _Table) -> Iterator[Row]:
     wanted, known = table.wanted, table.known
     has_wanted, without = not wanted, list[Row]()  # the rows before the first with a column that is wanted
     for row in rows:
-        own = {name: value for name, value in row.values.items() if known_name(name, known) == name}
+        own = {name: value for name, value in row.values.items() if name in known}
         row = replace(row, values=by_known_name(row.values, known) | own)
         has_wanted = has_wanted or not row.values.keys().isdisjoint(wanted)
         if not has_wanted:
@@ -294,11 +295,7 @@ def _records(lines: Iterator[str], *, delimiter: str, skips_spaces: bool) -> Ite
 
 def _has_raw_bytes(value: object) -> bool:
     """Whether a text, also inside a list or an object, has bytes that are not UTF-8."""
-    if isinstance(value, dict):
-        return any(_has_raw_bytes(one) for pair in value.items() for one in pair)
-    if isinstance(value, list):
-        return any(map(_has_raw_bytes, value))
-    return isinstance(value, str) and any("\udc80" <= character <= "\udcff" for character in value)
+    return re.search("[\udc80-\udcff]", json.dumps(value, ensure_ascii=False)) is not None
 
 
 def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> Row | None:
@@ -309,13 +306,13 @@ def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> Row | No
     """
     check_suffix(path, what=what)
     check_lines(path, what=what)
-    if not can_read_again(path) and _suffix(path) not in (*_LINE_SUFFIXES, ".csv", ".tsv"):
+    if not can_read_again(path):
+        if _suffix(path) in (*_LINE_SUFFIXES, ".csv", ".tsv"):
+            return None
         raise InputsError(
             f"Wanted a {what}, and `{shown_name(path)}` is a pipe or a device.",
             hint="`.json` and `.parquet` are read as a whole, more than once; `.jsonl` and `.csv` line by line",
         )
-    if not can_read_again(path):
-        return None
     rows = read_rows(path, what=what, wanted=wanted)
     if _suffix(path) == ".parquet":
         table = _Table(path=path, what=what, wanted=wanted, known=KNOWN_COLUMNS)
@@ -369,15 +366,11 @@ def parquet_rows(path: str, *, what: str, schema_alone: bool = False) -> Iterato
                             yield Row(line=number, values=values)
                 except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                     rows = "it" if last == number + 1 else f"it and the rows up to {last:,}"
-                    reason = f"{rows} cannot be read: the file is damaged ({_first_line(error)})"
+                    reason = f"{rows} cannot be read: the file is damaged ({first_line(error)})"
                     yield Row(line=number + 1, problem=reason)
                     number = last
     except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, what=what, reason=_first_line(error), hint="copy it again") from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise unreadable(path, what=what, reason=first_line(error), hint="copy it again") from None
 
 
 def _classes(metadata: Mapping[bytes, bytes]) -> dict[str, dict[int, str | None]]:

@@ -101,12 +101,12 @@ def test_no_cell_begins_a_formula_and_ordinary_text_stays(text: str) -> None:
 
 
 def test_each_answer_is_in_a_file_named_after_its_picture_and_failures_are_listed_with_their_reasons() -> None:
-    records = [record("b.jpg", "one"), record("cats/b.png", "two"), failed(picture="cats/c.png")]
+    records = [record("b.jpg", "one"), record("cats/b.png", "t\n\nwo"), failed(picture="cats/c.png")]
     packed = members(to_sidecars(records))
 
     assert to_sidecars(records) == to_sidecars(records)
     reason = "cats/c.png: truncated: It is cut off.\n"
-    assert packed == {"b.txt": "one\n", "cats/b.txt": "two\n", FAILED_NAME: reason}
+    assert packed == {"b.txt": "one\n", "cats/b.txt": "t wo\n", FAILED_NAME: reason}
 
 
 def test_equal_names_become_different_files_also_where_case_does_not_count() -> None:

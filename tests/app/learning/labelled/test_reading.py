@@ -335,6 +335,25 @@ def test_a_table_beside_pictures_is_to_be_named_itself(names: list[str], told: s
 
 
 @pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ["README.md", "data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet", "infos.json"],
+            "name the tables themselves: {0}/data/train-00000-of-00001.parquet {0}/data/test-00000-of-00001.parquet",
+        ),
+        (["a/train-0.parquet", "b/train-0.parquet", ".cache/c.json"], "name the table itself: {0}/a/train-0.parquet"),
+        (["state.json", "data-0.arrow"], "write its rows as Parquet: datasets.load_from_disk reads them"),
+        (["dataset_dict.json", "train/state.json", "train/data-0.arrow"], "write its rows as Parquet"),
+    ],
+)
+def test_tables_without_pictures_are_to_be_named_or_written_anew(names: list[str], told: str, tmp_path: Path) -> None:
+    """As in repositories of the Hugging Face Hub, and in what `save_to_disk` of the `datasets` library writes."""
+    with pytest.raises(InputsError, match="none of these") as refused:
+        read_examples(str(fill(tmp_path, *names)))
+    assert refused.value.hint.startswith(told.format(tmp_path))
+
+
+@pytest.mark.parametrize(
     ("names", "are_splits"),
     [
         (("train.csv", "TEST.csv"), True),

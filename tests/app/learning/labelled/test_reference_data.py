@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
                 *chat("<image>What is it?", "A star.", "And how?", "Red."),
             ]
         },
-        {"messages": chat(parts, [{"type": "text", "text": "Left."}])},
+        {"messages": [{"role": "developer", "content": "x"}, *chat(parts, [{"type": "text", "text": "Left."}])]},
     ]
     lines = (json.dumps({**row, "images": [name]}) + "\n" for row, name in zip(chats, ("a.jpg", "b.jpg"), strict=True))
     (tmp_path / "chat.jsonl").write_text("".join(lines))

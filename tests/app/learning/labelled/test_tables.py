@@ -113,8 +113,18 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
         ({"answer": "yes"}, "it has neither a picture nor a question"),
         ({"image": "A" * 4097, "answer": "a"}, "its cell `image` holds a picture as text"),
         ({"image": "data:image/png;base64,iVBORw0", "answer": "a"}, "its cell `image` holds a picture as text"),
-        ({"image": "a.png", "captions": "['a', 'b']"}, "its captions begin like a JSON list, but are not valid JSON"),
-        ({"image": "a.png", "captions": '["a", "b'}, "its captions begin like a JSON list, but are not valid JSON"),
+        (
+            {"image": "a.png", "captions": "['a', 'b']"},
+            "its cell `captions` begins like a JSON list, but is not valid JSON",
+        ),
+        (
+            {"image": "a.png", "captions": '["a", "b'},
+            "its cell `captions` begins like a JSON list, but is not valid JSON",
+        ),
+        (
+            {"image": "a.png", "caption": "['a' 'b']"},
+            "its cell `caption` begins like a JSON list, but is not valid JSON",
+        ),  # numpy
     ],
 )
 def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
@@ -126,7 +136,15 @@ def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[st
 
 
 @pytest.mark.parametrize(
-    "cells", [{}, {"answer": " "}, {"answer": "", "text": "A star."}, {"answers": ["", None]}, {"answer": float("nan")}]
+    "cells",
+    [
+        {},
+        {"captions": "[]"},
+        {"answer": " "},
+        {"answer": "", "text": "A star."},
+        {"answers": ["", None]},
+        {"answer": float("nan")},
+    ],
 )
 def test_rows_without_an_answer_are_left_out_with_their_number(tmp_path: Path, cells: dict[str, Any]) -> None:
     found = read(tmp_path, {"picture": "b.png", "answer": "red"}, {"picture": "a.png", **cells})
