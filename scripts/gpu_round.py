@@ -116,7 +116,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Path | None = None) -> tupl
     )
     about = "steps and prefills of 7B by the code of another checkout, as engines with `-before`"
     same = measured("before", about, "--sizes", "7B", *decoders, "--rounds", "1", "--engines", *ours, least_s=45.0)
-    earlier = dataclasses.replace(same, command=("-m", "scripts.peers.before", str(before), *same.command[2:]))
+    earlier = dataclasses.replace(same, command=("-m", "scripts.gpu_before", str(before), *same.command[2:]))
     return (
         Step(
             name=TESTS,
@@ -305,7 +305,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is 0 if every step that was run has passed, 1 otherwise, 2 for invalid flags or another GPU."""
     parser = parser_of(__doc__)
     parser.add_argument("minutes", type=positive(float), nargs="?", help="for the whole call")
-    parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout that is measured too")
+    parser.add_argument(
+        "--before", type=lambda text: Path(text).resolve(), metavar="DIR", help="a checkout that is measured too"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny models")
     parser.add_argument("--pack", action="store_true", help="download wheels, and do nothing else")
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU (default: 3.12)")

@@ -152,8 +152,8 @@ TUNED = {f"{beside}-{tuning}": (beside, tuning) for tuning, names in _TRIED.item
 LARGE_JOBS: dict[str, dict[str, Any]] = {
     "ours-bfloat16-256-slots": {"slots": 256},
     "ours-bfloat16-most-slots": {"slots": "most", "note": "as many as fit"},
-    "ours-int8-256-slots": {"slots": 256, "precision": "int8", "tuning": "large"},
     "ours-w8a8-256-slots": {"slots": 256, "precision": "int8", "operators": "w8a8", "note": "inputs rounded too"},
+    "ours-int8-256-slots": {"slots": 256, "precision": "int8", "tuning": "large"},
     "ours-bfloat16-64-slots": {"slots": 64},
 }
 _ON_GPU: tuple[Engine, ...] = (  # the most important ones first

@@ -1,7 +1,4 @@
-"""vLLM with random weights of its own: its engine in this process, one step at a time.
-
-A row is fed its own last token, so its tokens are not ours.
-"""
+"""vLLM with random weights, and so tokens, of its own: its engine in this process, one step at a time."""
 
 import itertools
 import os

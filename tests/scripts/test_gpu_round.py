@@ -187,7 +187,7 @@ def test_another_checkout_is_measured_after_the_kernels(tmp_path: Path) -> None:
     [step] = [step for step in with_it if step not in without]
     assert [one for one in with_it if one is not step] == list(without)
     assert with_it[with_it.index(step) - 1].name == "kernels"
-    assert step.command[:3] == ("-m", "scripts.peers.before", "/other")
+    assert step.command[:3] == ("-m", "scripts.gpu_before", "/other")
     assert {"--device", "cuda", "h200", "7B", "ours-bfloat16", "ours-int8", "ours-int4"} < {*step.command}
 
 

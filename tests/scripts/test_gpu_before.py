@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from scripts import gpu_before
 from scripts.bench_peers import load, save
-from scripts.peers import before
 from scripts.peers.results import Missing, Results, Row
 
 
@@ -36,7 +36,7 @@ def test_engines_of_another_checkout_are_called_before(
     monkeypatch.setattr(subprocess, "run", run)
     flags = "--device cuda --processor h200 --sizes 7B 1B --engines ours-bfloat16 --limit 30"
 
-    assert before.main(["other", *flags.split(), "--out", str(tmp_path)]) == code
+    assert gpu_before.main(["other", *flags.split(), "--out", str(tmp_path)]) == code
 
     found = load(tmp_path, nothing)
     earlier = [("ours-bfloat16-before", "then")] if code == 0 else []

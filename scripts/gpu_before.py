@@ -1,6 +1,6 @@
 """Runs the benchmark of another checkout, and adds its figures to the page here, as engines with `-before`.
 
-Usage: python -m scripts.peers.before CHECKOUT --processor h100 [--out FOLDER] [flags of its scripts.bench_peers]
+Usage: python -m scripts.gpu_before CHECKOUT --processor h100 [--out FOLDER] [flags of its scripts.bench_peers]
 """
 
 import subprocess
