@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts import bench_peers, gpu_round, gpu_trace
+from scripts.common import ROOT
 from scripts.gpu_round import TESTS, Outcome, State, Step, left, main, steps
 from scripts.peers import rounds
 from scripts.peers.gpus import GPUS
@@ -198,6 +201,16 @@ def test_without_such_a_gpu_nothing_is_measured(
 
     assert main(["1"]) == 2
     assert "pages are of an NVIDIA H100 or H200, and torch" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_tests_of_a_gpu_are_collected_without_one() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout
+    names = {path.name for path in (ROOT / "tests/cuda").glob("test_*.py")}
+    assert {line.partition("::")[0].partition(":")[0].rpartition("/")[2] for line in done.stdout.split()} >= names
 
 
 @pytest.mark.slow
