@@ -57,7 +57,8 @@ def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     ours = Vllm(Path("folder"), num_rows=64, dtype="bfloat16")
     assert options["model"] == "folder"
-    assert (options["load_format"], options["enable_prefix_caching"]) == ("dummy", False)
+    switches = [options[name] for name in ("load_format", "skip_tokenizer_init", "enable_prefix_caching")]
+    assert switches == ["dummy", True, False]
     assert options["max_num_batched_tokens"] >= 64 * 55
     return ours, engine
 
