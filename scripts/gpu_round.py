@@ -47,7 +47,7 @@ from scripts.peers.table import LARGE_JOBS, tuned
 PAGE = "gpu-round"  # and the GPU's name
 WHEELS = ROOT / ".wheels"
 SITE = WHEELS / "site"
-TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "gguf>=0.17")
+TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "jsonschema>=4.23")
 THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
 # For a rehearsal, in place of sizes and numbers of the round.
 SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", f"{LARGE_JOB}": "66", "64": "4", "16": "3", "5": "2"}
