@@ -136,9 +136,12 @@ def _by_key_heads(q_BNSH: Tensor, k_BGPH: Tensor, mask_B1SP: Tensor | None) -> t
 def fused_causal_attention(q_BNSH: Tensor, k_BGPH: Tensor, v_BGPH: Tensor, mask_B1SP: Tensor | None) -> Tensor:
     """`causal_attention` by torch's fused kernel, without S x P scores in memory.
 
-    Without a mask, each of S tokens attends to itself and earlier ones. G is N then, and P is S.
+    Without a mask, each of S tokens attends to itself and earlier ones. P is S then.
     """
     if mask_B1SP is None:
+        group = q_BNSH.shape[1] // k_BGPH.shape[1]
+        if group > 1:  # not every kernel of torch lets query heads share keys
+            k_BGPH, v_BGPH = (part.repeat_interleave(group, dim=1) for part in (k_BGPH, v_BGPH))
         return F.scaled_dot_product_attention(q_BNSH, k_BGPH, v_BGPH, is_causal=True)
     q_BGMH, mask_B1MP = _by_key_heads(q_BNSH, k_BGPH, mask_B1SP)
     if mask_B1MP is not None and mask_B1MP.shape[2] < q_BGMH.shape[2]:

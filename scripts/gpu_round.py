@@ -4,6 +4,7 @@ GPU is h100 or h200, NVIDIA's names in small letters; a rehearsal writes pages o
 
 Usage:
     python -m scripts.gpu_round MINUTES                 the steps that are left of this round
+    python -m scripts.gpu_round MINUTES --before DIR    another checkout's decoders too, in the same call
     python -m scripts.gpu_round MINUTES --rehearse      all of it on the CPU, at toy size; needs `--out`
     python -m scripts.gpu_round --pack                  wheels for a machine without a package index, into .wheels
 
@@ -35,22 +36,26 @@ import torch
 
 from llama_adapter.app.jobs.report import circumstances, load_average
 from scripts.bench import positive
+from scripts.bench_peers import load
 from scripts.common import DOCS, ROOT, add_out, parser_of, tell
 from scripts.pages.render import read, save
+from scripts.peers.goals import GOALS, LARGE_JOB, reached
 from scripts.peers.gpus import GPUS, gpu_here
-from scripts.peers.table import TUNED
+from scripts.peers.results import Results
+from scripts.peers.table import LARGE_JOBS, tuned
 
 PAGE = "gpu-round"  # and the GPU's name
 WHEELS = ROOT / ".wheels"
 SITE = WHEELS / "site"
-TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "gguf>=0.17")
+TOOLS = ("pytest>=8.4", "pytest-xdist>=3.8", "hypothesis>=6.130", "jsonschema>=4.23")
 THERE = ("torch", "numpy", "pillow", "sentencepiece", "safetensors")  # large, and on machines with a GPU
 # For a rehearsal, in place of sizes and numbers of the round.
-SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", "2000": "66", "64": "4", "16": "3", "5": "2"}
+SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", f"{LARGE_JOB}": "66", "64": "4", "16": "3", "5": "2"}
 TOY_CASES = ("BIAS-TINY", "bias_b1", "bias_b3_equal", "lora_b1")  # of the tests that are rehearsed
 TESTS = "tests"  # the step that compares; it comes before those that measure
 _LINES = 12  # of the output of a step that did not pass
-_SHOWN = 60  # of the output of a step that is shown; torch's profiler adds lines to that of the trace
+_SHOWN = 40  # of the output of a step that is shown
+_PROFILER = re.compile(r"\S.* \S*Profiler\w*\.cpp:\d+\] ")  # torch's lines about itself
 _GRACE_S = 10.0
 
 State = Literal["passed", "failed", "cut"]
@@ -79,8 +84,11 @@ class Outcome:
     lines: tuple[str, ...] = ()  # the last lines of a step that did not pass, or is shown
 
 
-def steps(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
-    """All steps for a GPU, those of most worth first. Toy steps are the same commands with tiny models, on the CPU."""
+def steps(gpu: str, *, toy: bool, out: Path, before: Path | None = None) -> tuple[Step, ...]:
+    """All steps for a GPU, those of most worth first. Toy steps are the same commands with tiny models, on the CPU.
+
+    `before` is another checkout, whose decoders are measured too.
+    """
 
     def measured(name: str, about: str, *flags: str, least_s: float) -> Step:
         command = ["-m", "scripts.bench_peers", "--device", "cuda", "--processor", gpu, "--out", str(out), *flags]
@@ -95,8 +103,10 @@ def steps(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
     batches = ("1", "5", "16", "64")[:few]
     pictures = ("16", "1", "64", "5", "256")[:few]  # every other one is compiled first
     decoders = ("--sections", "decode", "--batch-sizes", *batches, "--prefill-batch-sizes", *batches)
-    kernels = ("ours-bfloat16", *TUNED, "ours-int8", "ours-int4")
-    slots = ("ours-bfloat16-64-slots", "ours-bfloat16-256-slots", "ours-bfloat16-most-slots")[:: 2 if toy else 1]
+    ours = ("ours-bfloat16", "ours-int8", "ours-int4")
+    kernels = [kernel for name in ours for kernel in tuned(name)]
+    kernels = [kernels[0], kernels[-1]] if toy else kernels
+    slots = tuple(LARGE_JOBS)[:: 2 if toy else 1]
     trace = ("-m", "scripts.gpu_trace")
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "1", "--on", "cpu")
     tests = (
@@ -104,6 +114,9 @@ def steps(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
         if toy
         else ("tests/cuda", "tests/runtime/devices/test_triton.py")
     )
+    about = "steps and prefills of 7B by the code of another checkout, as engines with `-before`"
+    same = measured("before", about, "--sizes", "7B", *decoders, "--rounds", "1", "--engines", *ours, least_s=45.0)
+    earlier = dataclasses.replace(same, command=("-m", "scripts.gpu_before", str(before), *same.command[2:]))
     return (
         Step(
             name=TESTS,
@@ -113,8 +126,19 @@ def steps(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
         ),
         measured(
             "large jobs",
-            "2,000 pictures, 7B with ViT-L/14, in 64 and 256 slots and in as many as fit",
-            *("--sizes", "7B", "--sections", "job", "--job-sizes", "2000", "--engines", *slots, "--rounds", "1"),
+            f"{LARGE_JOB:,} pictures, 7B with ViT-L/14, in 64 and 256 slots, in as many as fit, and in fewer bits",
+            *(
+                "--sizes",
+                "7B",
+                "--sections",
+                "job",
+                "--job-sizes",
+                f"{LARGE_JOB}",
+                "--engines",
+                *slots,
+                "--rounds",
+                "1",
+            ),
             least_s=90.0,
         ),
         Step(
@@ -126,22 +150,28 @@ def steps(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
         ),
         measured(
             "kernels",
-            "steps by the decoder's kernels that are to be tried beside the default: `TUNINGS` in triton_calls.py",
-            *("--sizes", "7B", *(() if toy else ("1B",)), "--sections", "decode", "--rounds", "1"),
-            *("--batch-sizes", *batches, "--prefill-batch-sizes", "5", "--engines", *kernels[:few]),
+            "7B by the kernels that are to be tried beside the default: `TUNINGS` in triton_calls.py",
+            *("--sizes", "7B", *decoders, "--rounds", "1", "--engines", *kernels),
             least_s=60.0,
+        ),
+        *((earlier,) if before else ()),
+        measured(
+            "encoder",
+            "ViT-L/14 in bfloat16, float16 and float32 beside Hugging Face's, eager and compiled",
+            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", *pictures, "--rounds", "2"),
+            least_s=45.0,
+        ),
+        measured(
+            "kernels 1B",
+            "the kernels for steps of 1B in bfloat16",
+            *("--sizes", "1B", *decoders, "--rounds", "1", "--engines", *(kernels if toy else tuned(ours[0]))),
+            least_s=45.0,
         ),
         measured(
             "decoder 7B",
             "steps and prefill beside Hugging Face's, eager and compiled",
             *("--sizes", "7B", *decoders, "--rounds", "2"),
             least_s=60.0,
-        ),
-        measured(
-            "encoder",
-            "ViT-L/14 in bfloat16, float16 and float32, with and without graphs, beside Hugging Face's",
-            *("--sizes", "ViT-L/14", "--sections", "vision", "--batch-sizes", *pictures, "--rounds", "2"),
-            least_s=45.0,
         ),
         measured(
             "decoder 1B",
@@ -168,14 +198,14 @@ def left(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
     return sorted([*unended, *failed], key=lambda name: name != TESTS) or list(names)
 
 
-def run_round(minutes: float, gpu: str, *, toy: bool, out: Path) -> dict[str, Outcome]:
+def run_round(minutes: float, gpu: str, *, toy: bool, out: Path, before: Path | None = None) -> dict[str, Outcome]:
     """Run steps while there is time; writes the page after each. Returns the outcomes of the steps that were run."""
     ends = time.monotonic() + 60 * minutes
     about = circumstances(load_before=load_average())
     page = f"{PAGE}-{gpu}"
     outcomes = _outcomes(page, out)
     found: dict[str, Outcome] = {}
-    known = {step.name: step for step in steps(gpu, toy=toy, out=out)}
+    known = {step.name: step for step in steps(gpu, toy=toy, out=out, before=before)}
     for name in left(list(known), outcomes):
         step, left_s = known[name], ends - time.monotonic()
         if left_s <= step.least_s:
@@ -197,7 +227,8 @@ def run_round(minutes: float, gpu: str, *, toy: bool, out: Path) -> dict[str, Ou
             for one in known
             if one in outcomes
         ]
-        save(page, {"steps": rows}, out)
+        measured = load(out, Results(processor=gpu))
+        save(page, {"steps": rows, "goals": [reached(goal, measured) for goal in GOALS]}, out)
     return found
 
 
@@ -236,7 +267,8 @@ def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[s
         timer.start()
         assert process.stdout is not None
         for line in process.stdout:
-            last.append(line.rstrip())
+            if not _PROFILER.match(line):
+                last.append(line.rstrip())
             tell(f"  {line.rstrip()}")
     timer.cancel()
     seconds = time.monotonic() - started
@@ -273,6 +305,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code is 0 if every step that was run has passed, 1 otherwise, 2 for invalid flags or another GPU."""
     parser = parser_of(__doc__)
     parser.add_argument("minutes", type=positive(float), nargs="?", help="for the whole call")
+    parser.add_argument(
+        "--before", type=lambda text: Path(text).resolve(), metavar="DIR", help="a checkout that is measured too"
+    )
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny models")
     parser.add_argument("--pack", action="store_true", help="download wheels, and do nothing else")
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU (default: 3.12)")
@@ -292,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     if not options.rehearse:
         unpack()
-    found = run_round(options.minutes, gpu, toy=options.rehearse, out=out)
+    found = run_round(options.minutes, gpu, toy=options.rehearse, out=out, before=options.before)
     return 0 if all(outcome.state == "passed" for outcome in found.values()) else 1
 
 

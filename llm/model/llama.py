@@ -259,7 +259,7 @@ class LlamaAdapterDecoder(nn.Module):
         layer is computed for these tokens only.
 
         `mask_B1SP` is bool, True where a token may attend. If its B is 1, it is broadcast. None stands for a causal
-        mask of S tokens without others before them, if the operators know it and `DecoderConfig.is_first_llama`.
+        mask of S tokens without others before them, if the operators know it and the config has no windows and no cap.
         Without a cache, P = S and tokens attend only to each other, with gradients, as in training and scoring.
 
         If all rows have the same tokens, a single row (1, S) is enough. Everything before the first adapter attention
@@ -300,7 +300,7 @@ class LlamaAdapterDecoder(nn.Module):
         """The mask for each window of the layers."""
         masks = {0: mask_B1SP}
         for window in self.config.windows:
-            assert mask_B1SP is not None, "the first LLaMA has no window"
+            assert mask_B1SP is not None, "a decoder with windows needs a mask"
             distance_BSP = positions_BS[:, :, None] - cache.positions(positions_BS)[:, None]
             masks[window] = mask_B1SP & (distance_BSP < window)[:, None]
         return masks

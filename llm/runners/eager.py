@@ -252,12 +252,13 @@ class EagerRunner:
         """A prefill with prompts of `length` tokens."""
         decoder, operators = self._decoder, self.operators
         start, cache, whole = self._start, self._cache, self._prefix
+        needs_mask = start or not operators.knows_causal or decoder.config.windows or decoder.config.score_cap
 
         def program(tokens: Tensor, places_R: Tensor, slots: slice | Tensor) -> tuple[Tensor, Tensor]:
             prefix, view = Prefix(whole.k[:, slots], whole.v[:, slots]), cache.prefill_view(slots)
             positions_1S = torch.arange(start, start + length, device=tokens.device)[None]
             mask_11SP = None
-            if start or not operators.knows_causal or not decoder.config.is_first_llama:
+            if needs_mask:
                 ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
                 mask_11SP = ones_SP.tril(start)[None, None]
             hidden_R1D = decoder(tokens, positions_1S, mask_11SP, prefix, view, places_B=places_R)

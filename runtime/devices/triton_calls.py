@@ -28,7 +28,6 @@ from llama_adapter.runtime.operators import Hidden
 from llama_adapter.runtime.schemes.int4 import GROUP, unpacked
 
 HALVES = (torch.bfloat16, torch.float16)
-_FEW_ROWS = 192  # of 8-bit and 4-bit layers; with more, a plain product with widened weights is faster
 _FUSED_ROWS = 16  # for which norm and residual are parts of products; with more, each block would repeat much of it
 _FLOAT = 16  # bits of weights in the type of the activations
 _ELEMENTS = 1024  # of an element-wise kernel's block
@@ -77,6 +76,7 @@ class Tuning:
     """How products are computed. It does not depend on the rows beside a row, so a row's bits do not either."""
 
     blocks: Mapping[int, tuple[Blocks, ...]]  # by bits; the smallest that holds all rows is used, else the last one
+    few_rows: int = 192  # of 8-bit and 4-bit layers; with more, a plain product with widened weights is faster
     in_eighths: bool = False  # 4-bit weights are packed as words of eight codes, if 256 divides the inputs
     is_dependent: bool = False  # a step's kernels start while the one before ends, from compute capability 9.0 on
 
@@ -97,11 +97,21 @@ PROPOSED = Tuning(
     },
     in_eighths=True,
 )
+# Not measured. Blocks so large that a prefill widens few weights twice, in registers, and writes none to memory.
+LARGE = Tuning(
+    blocks={
+        _FLOAT: MEASURED.blocks[_FLOAT],
+        8: (*MEASURED.blocks[8], Blocks(128, 128, 64, 8, 4)),
+        4: (*MEASURED.blocks[4], Blocks(128, 128, 64, 8, 3)),
+    },
+    few_rows=4096,
+)
 TUNINGS = {
     "measured": MEASURED,
     "proposed": PROPOSED,
     "dependent": replace(MEASURED, is_dependent=True),
     "proposed-dependent": replace(PROPOSED, is_dependent=True),
+    "large": LARGE,
 }
 tuning = MEASURED  # what all products use; `scripts.bench_peers` sets the others, see runtime/decisions.md
 _LEAST_STEPS = 4  # of a program's loop over its inputs
@@ -254,7 +264,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows_RK = x.reshape(-1, x.shape[-1]).contiguous()
-        if x.dtype in HALVES and len(rows_RK) <= _FEW_ROWS:
+        if x.dtype in HALVES and len(rows_RK) <= tuning.few_rows:
             out_RN = linear(rows_RK, self.weights).x
         else:
             out_RN = F.linear(rows_RK, widen(self.weights, x.dtype), self.bias)

@@ -35,7 +35,7 @@ from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.pixels import PixelRule
 from llama_adapter.vision.preprocess import preprocess
 from scripts.common import sample_files
-from scripts.peers import exported, huggingface, llama_cpp
+from scripts.peers import exported, huggingface, llama_cpp, vllm
 from scripts.peers.files import make_file
 from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measure_vision
 from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
@@ -60,6 +60,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {  # of a program, by its name before 
     "llama.cpp": llama_cpp.PACKAGES,
     "onnxruntime": exported.ONNXRUNTIME_PACKAGES,
     "openvino": exported.OPENVINO_PACKAGES,
+    "vllm": vllm.PACKAGES,
 }
 
 
@@ -331,6 +332,10 @@ def _llama_cpp(task: Task) -> llama_cpp.LlamaCpp:
     return llama_cpp.LlamaCpp(_file(task), num_rows=task.num_rows, num_threads=task.threads, gpu=is_on_gpu)
 
 
+def _vllm(task: Task) -> vllm.Vllm:
+    return vllm.Vllm(_file(task).parent, num_rows=task.num_rows, dtype=task.engine.dtype)
+
+
 def _openvino(task: Task) -> Encode:
     batch_sizes = [batch for _, batch in task.rungs]
     return exported.open_openvino(_file(task), num_threads=task.threads, batch_sizes=batch_sizes)
@@ -343,6 +348,7 @@ OPENERS: Mapping[tuple[str, str], Callable[[Task], Any]] = {
     ("decode", "hf-static"): lambda task: _huggingface(task, cache="static"),
     ("decode", "hf-compiled"): lambda task: _huggingface(task, cache="compiled"),
     ("decode", "llama.cpp"): _llama_cpp,
+    ("decode", "vllm"): _vllm,
     ("job", "ours"): _our_job,
     ("job", "reference"): _reference_job,
     ("sight", "ours"): lambda task: OurSight(_file(task), task.engine, num_rows=task.num_rows),

@@ -11,6 +11,7 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import meta_order
 from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvino
+from scripts.peers.huggingface import llama_config
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.packages import require
 from scripts.peers.sight import save_random
@@ -43,6 +44,11 @@ def make_file(file: str, *, work: Path, size: str, num_threads: int) -> Path:
 def _write_bf16(place: Path, size: str) -> None:
     config = decoder_sizes(size)
     write_gguf(decoder_state(config), config, place, dtype="bf16")
+
+
+def _write_config(place: Path, size: str) -> None:
+    config = llama_config(decoder_sizes(size), dtype=torch.bfloat16, architectures=["LlamaForCausalLM"])
+    config.to_json_file(place)
 
 
 def _write_tower(place: Path, size: str) -> None:
@@ -107,6 +113,7 @@ def _quantise(kind: Quantisation) -> Callable[[Path, Path, int], None]:
 
 _MAKERS: Mapping[str, Callable[[Path, str], None]] = {
     "bf16.gguf": _write_bf16,
+    "config.json": _write_config,
     "tokens.onnx": _write_tower,
     SIGHT_FOLDER: save_random,
 }

@@ -43,7 +43,7 @@ def open_parts(
     because their figures would be those of floats.
     """
     backend, dtype, precision = open_backend(device), DTYPES[engine.dtype], engine.precision
-    if not backend.computes_in(precision, dtype):
+    if not backend.computes_in(precision, dtype, wanted=engine.operators):
         raise MissingPackage(f"{precision} weights would be widened here: the kernels for them are not available")
     mode = engine.mode if backend.capabilities.graph_modes else EAGER
     spec = CaptionerSpec(

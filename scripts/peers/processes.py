@@ -96,7 +96,7 @@ class Children:
         group = _group(task)
         child = self._children.pop(group, None) or Child(task)
         reply = child.answer(task)
-        if reply.problem == "failed":
+        if reply.problem == "failed" or task.engine.program == "vllm":  # which keeps most of the memory
             child.close()
         else:
             self._children[group] = child
@@ -111,5 +111,5 @@ class Children:
 def _group(task: Task) -> str:
     """Programs that change their process have one of their own: compilers, and encoders that give all tokens."""
     program = task.engine.program
-    own = program if program in ("hf-compiled", "llama.cpp") else ""
+    own = program if program in ("hf-compiled", "llama.cpp", "vllm") else ""
     return f"{own} {'vision' if task.engine.section == 'vision' else ''}"

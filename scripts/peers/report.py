@@ -17,7 +17,6 @@ _MOST = 0.7  # A figure counts as bound by a ceiling from this share on
 WANTED_SHARE = 0.8
 # Wanted shares of the bandwidth, for one row on two threads of a CPU.
 WANTED_OF_BANDWIDTH = {"ours-float32": 0.9, "ours-bfloat16": 0.9, "ours-int8": 0.85, "ours-int4": 0.75}
-WANTED_OF_MATMUL: Mapping[Device, float] = {"cpu": WANTED_SHARE, "cuda": 0.6}
 PARTS = {
     "decode": ("Decode", "tokens/s"),
     "prefill": ("Prefill", "tokens/s"),
@@ -112,13 +111,13 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def _section(results: Results, threads: int) -> dict[str, Any]:
     rows = [row for row in results.rows if row.threads == threads]
-    reached = [check(target, results, threads=threads) for target in TARGETS[results.device]]
+    reached = [check(target, results, threads=threads) for target in TARGETS if results.device == "cpu"]
     sizes = dict.fromkeys(row.size for row in rows)
     return {
         "threads": threads,
         "targets": [(one, _bound(one.ours, results)) for one in reached if one.ratio is not None and one.ours],
         "num_unmeasured": sum(one.ratio is None for one in reached),
-        "shares": list(_shares(rows, results)),
+        "shares": list(_shares(rows, results)) if results.device == "cpu" else [],
         "ceilings": [row for row in rows if row.part == "ceiling"],
         "tables": [
             _table(results, part, size, threads=threads)
@@ -136,12 +135,9 @@ def _shares(rows: Sequence[Row], results: Results) -> Iterator[dict[str, Any]]:
         if share is None or (row.part == "decode" and (row.batch != 1 or row.size not in ("1B", "7B"))):
             continue
         both = [("bandwidth", share.memory), ("matmul", share.arithmetic)]
-        # On a GPU, short prompts are bound by the bandwidth too.
-        is_read = row.part == "decode" or (results.device != "cpu" and share.memory > share.arithmetic)
-        (name, reached), beside = both if is_read else both[::-1]
-        wanted = WANTED_SHARE if is_read else WANTED_OF_MATMUL[results.device]
-        if row.part == "decode" and row.threads == 2 and results.device == "cpu":
-            wanted = WANTED_OF_BANDWIDTH[row.engine]
+        (name, reached), beside = both if row.part == "decode" else both[::-1]
+        is_of_bandwidth = row.part == "decode" and row.threads == 2
+        wanted = WANTED_OF_BANDWIDTH[row.engine] if is_of_bandwidth else WANTED_SHARE
         yield {"row": row, "of": name, "wanted": wanted, "reached": reached, "beside": beside}
 
 

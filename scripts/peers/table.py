@@ -143,10 +143,18 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "ours-int8": {"precision": "int8"},
     "ours-int4": {"precision": "int4"},
 }
-TUNED = {
-    f"{beside}-{tuning}": (beside, tuning)
-    for beside in _NUMBERS
-    for tuning in ("proposed", "dependent", "proposed-dependent")
+_TRIED = {
+    **dict.fromkeys(("proposed", "dependent", "proposed-dependent"), tuple(_NUMBERS)),
+    "large": ("ours-int8", "ours-int4"),
+}
+TUNED = {f"{beside}-{tuning}": (beside, tuning) for tuning, names in _TRIED.items() for beside in names}
+# Our engines of large jobs, the most important ones first.
+LARGE_JOBS: dict[str, dict[str, Any]] = {
+    "ours-bfloat16-256-slots": {"slots": 256},
+    "ours-bfloat16-most-slots": {"slots": "most", "note": "as many as fit"},
+    "ours-w8a8-256-slots": {"slots": 256, "precision": "int8", "operators": "w8a8", "note": "inputs rounded too"},
+    "ours-int8-256-slots": {"slots": 256, "precision": "int8", "tuning": "large"},
+    "ours-bfloat16-64-slots": {"slots": 64},
 }
 _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("ours-bfloat16", "decode", "ours", **_GRAPH),
@@ -160,25 +168,17 @@ _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
         _on_gpu(name, "decode", "ours", tuning=tuning, **_NUMBERS[beside], **_GRAPH)
         for name, (beside, tuning) in TUNED.items()
     ),
+    _on_gpu("vllm-bfloat16", "decode", "vllm", file="config.json", note="CUDA graphs"),
     _on_gpu("llama.cpp-q4_0", "decode", "llama.cpp", precision="int4", file="q4_0.gguf", **_SMALL),
     _on_gpu("llama.cpp-bf16", "decode", "llama.cpp", file="bf16.gguf", **_SMALL),
     _on_gpu("llama.cpp-q8_0", "decode", "llama.cpp", precision="int8", file="q8_0.gguf", **_SMALL),
     _on_gpu("ours-float32", "vision", "ours", dtype="float32", **_GRAPH),  # first, as the errors are relative to it
     *(_on_gpu(f"ours-{dtype}", "vision", "ours", dtype=dtype, **_GRAPH) for dtype in _HALVES),
     *(_on_gpu(f"hf-{dtype}", "vision", "hf", dtype=dtype, note="eager") for dtype in (*_HALVES, "float32")),
-    *(
-        _on_gpu(f"hf-{dtype}-compiled", "vision", "hf-compiled", dtype=dtype, note=_COMPILED)
-        for dtype in (*_HALVES, "float32")
-    ),
+    *(_on_gpu(f"hf-{dtype}-compiled", "vision", "hf-compiled", dtype=dtype, note=_COMPILED) for dtype in _HALVES),
     _on_gpu("ours-bfloat16-aten", "vision", "ours", operators="aten", note="quick GELU as three kernels", **_GRAPH),
-    *(
-        _on_gpu(f"ours-{dtype}-eager", "vision", "ours", dtype=dtype, note="without graphs")
-        for dtype in (*_HALVES, "float32")
-    ),
     _on_gpu("ours-bfloat16", "job", "ours", **_GRAPH, **_JOBS),
-    _on_gpu("ours-bfloat16-64-slots", "job", "ours", slots=64, **_GRAPH, **_JOBS),
-    _on_gpu("ours-bfloat16-256-slots", "job", "ours", slots=256, **_GRAPH, **_JOBS),
-    _on_gpu("ours-bfloat16-most-slots", "job", "ours", slots="most", note="as many as fit", **_GRAPH, **_JOBS),
+    *(_on_gpu(name, "job", "ours", **options, **_GRAPH, **_JOBS) for name, options in LARGE_JOBS.items()),
     *(_on_gpu(f"reference-{dtype}", "job", "reference", dtype=dtype, **_JOBS) for dtype in ("float16", "bfloat16")),
 )
 ENGINES = (*_ON_CPU, *_ON_GPU)
@@ -193,3 +193,8 @@ def engine_names() -> list[str]:
 def chosen_engines(names: Collection[str], section: Section, device: Device = "cpu") -> list[Engine]:
     """The named engines of a section on a device."""
     return [one for one in ENGINES if (one.section, one.device) == (section, device) and one.name in names]
+
+
+def tuned(name: str) -> tuple[str, ...]:
+    """An engine, and the same one with each of the kernels that are to be tried."""
+    return name, *(one for one, (beside, _) in TUNED.items() if beside == name)

@@ -1,4 +1,4 @@
-"""Performance targets: ratios of the medians of two engines."""
+"""Performance targets on CPUs: ratios of the medians of two engines."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from scripts.peers.results import Results, Row
 from scripts.peers.sizes import ENCODERS
-from scripts.peers.table import Device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ def _all(ratio: float, batches: Sequence[int] = BATCH_SIZES) -> dict[int, float]
 _BOTH = ("1B", "160M")
 _TOWERS = ENCODERS[1:]
 _JOBS = [f"{decoder}+{encoder}" for decoder in _BOTH for encoder in ("embedded", "ViT-L/14")]
-_CPU: tuple[Target, ...] = (
+TARGETS: tuple[Target, ...] = (
     *_targets("decode", "ours-float32", ("hf-float32",), ("1B",), _all(1.8)),
     *_targets("prefill", "ours-float32", ("hf-float32",), ("1B",), _all(1.8, PREFILL_BATCH_SIZES)),
     *_targets("decode", "ours-float32", ("hf-float32",), ("160M",), _all(1.8)),
@@ -96,25 +95,6 @@ _CPU: tuple[Target, ...] = (
         for target in _targets(part, ours, (peer,), ("SmolLM2-135M", "Llama-3.2-1B"), wanted)
     ),
 )
-_LARGE = ("7B", "1B")
-_COMPILED = ("hf-bfloat16-compiled",)
-_PICTURES = (*BATCH_SIZES, 64, 256)
-_GPU: tuple[Target, ...] = (  # set for an NVIDIA H100
-    *_targets("decode", "ours-bfloat16", ("hf-bfloat16",), _LARGE, {1: 1.8}),
-    *_targets("prefill", "ours-bfloat16", ("hf-bfloat16",), _LARGE, _all(1.0)),
-    *_targets("decode", "ours-bfloat16", _COMPILED, _LARGE, _all(1.0)),
-    *_targets("decode", "ours-bfloat16", ("llama.cpp-bf16",), ("1B",), _all(1.0)),
-    *_targets("decode", "ours-int8", ("llama.cpp-q8_0",), ("1B",), _all(1.0)),
-    *_targets("decode", "ours-int4", ("llama.cpp-q4_0",), ("1B",), {1: 1.15, 5: 2.0, 16: 2.0}),
-    *(
-        target
-        for dtype in ("bfloat16", "float16")
-        for target in _targets(
-            "vision", f"ours-{dtype}", (f"hf-{dtype}", f"hf-{dtype}-compiled"), ("ViT-L/14",), _all(1.0, _PICTURES)
-        )
-    ),
-)
-TARGETS: Mapping[Device, tuple[Target, ...]] = {"cpu": _CPU, "cuda": _GPU}
 
 
 def check(target: Target, results: Results, *, threads: int) -> Reached:

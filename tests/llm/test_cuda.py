@@ -46,6 +46,7 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
 
     q, k, v, gated = normal(3, 4, 6, 16), normal(3, 4, 9, 16), normal(3, 4, 9, 16), normal(3, 4, 5, 16)
     keys = normal(3, 4, 5, 16)
+    shared = normal(3, 2, 6, 16)  # keys that two heads of queries read
     mask = torch.ones(3, 1, 6, 9, dtype=torch.bool).tril(diagonal=2)
     causal = mask[:, :, :, 2:8]
     angles = torch.randn(1, 6, 1, 8, generator=draw).repeat(1, 1, 1, 2)
@@ -53,13 +54,14 @@ def test_fused_operators_compute_what_plain_ones_do(dtype: torch.dtype) -> None:
 
     def computed(operators: Operators, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         rotary = operators.lay_out_rotary(angles.cos(), angles.sin(), 3, dtype)
-        q_, k_, v_, keys_, gated_ = (one.to(dtype) for one in (q, k, v, keys, gated))
+        q_, k_, v_, keys_, gated_, shared_ = (one.to(dtype) for one in (q, k, v, keys, gated, shared))
         return (
             operators.rms_norm(x.to(dtype), weight.to(dtype), 1e-6),
             *operators.rotate(q_.transpose(1, 2), k_[:, :, :6].transpose(1, 2), *rotary),
             operators.causal_attention(q_, k_, v_, mask),
             operators.causal_attention(q_, k_, v_, mask[:1]),
             operators.causal_attention(q_, k_[:, :, :6], v_[:, :, :6], None if operators.knows_causal else causal),
+            operators.causal_attention(q_, shared_, -shared_, None if operators.knows_causal else causal),
             operators.adapter_attention(q_, keys_, gated_),
         )
 
@@ -84,7 +86,9 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
         backend.compile(lambda: None, mode="inductor")
 
 
-@pytest.mark.parametrize("config", [WIDE, *(replace(config, context=256) for config in FAMILIES.values())])
+@pytest.mark.parametrize(
+    "config", [WIDE, replace(WIDE, score_cap=2.0), *(replace(config, context=256) for config in FAMILIES.values())]
+)
 @pytest.mark.proves("graphs", "CUDA")
 @pytest.mark.proves("float32", "CUDA")
 @pytest.mark.proves("Llama 3, TinyLlama, SmolLM2", "CUDA")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts import bench_peers, gpu_round, gpu_trace
+from scripts.common import ROOT
 from scripts.gpu_round import TESTS, Outcome, State, Step, left, main, steps
 from scripts.peers import rounds
 from scripts.peers.gpus import GPUS
@@ -49,10 +52,12 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     file = tmp_path / "there"
     fails = f"import pathlib, sys; print(*range(20), sep='\\n'); sys.exit(not pathlib.Path({str(file)!r}).exists())"
 
-    def made_up(gpu: str, *, toy: bool, out: Path) -> tuple[Step, ...]:
+    def made_up(gpu: str, **options: object) -> tuple[Step, ...]:
         programs = {"fails": fails, "is cut": "print('round 1: the time is over')", "passes": "print('done')"}
         made = [Step(name=name, about=name, command=("-c", text), least_s=0.0) for name, text in programs.items()]
-        measures = ("-c", "import sys; print(*range(34), sys.argv[1:], sep='\\n')", "--device", "cuda")
+        noise = "USDT:2026-11-30 04:20:38 3877:3877 SyncActivityProfilerHandler.cpp:52] profiler_start"
+        program = f"import sys; print(*range(34), {noise!r}, sys.argv[1:], sep='\\n')"
+        measures = ("-c", program, "--device", "cuda")
         return *made, Step(name="measures", about="and is shown", command=measures, least_s=0.0, is_shown=True)
 
     monkeypatch.setattr(gpu_round, "steps", made_up)
@@ -127,7 +132,8 @@ def test_the_round_rehearses_on_the_cpu(
             assert (flag, program, step.is_shown) == ("-m", "scripts.gpu_trace", True)
             capfd.readouterr()
             code = gpu_trace.main(flags)
-            return "failed" if code else "passed", 0.0, tuple("".join(capfd.readouterr()).splitlines())
+            lines = [line for line in "".join(capfd.readouterr()).splitlines() if not gpu_round._PROFILER.match(line)]
+            return "failed" if code else "passed", 0.0, tuple(lines)
         assert (flag, program) == ("-m", "scripts.bench_peers")
         return "failed" if bench_peers.main([*flags, "--limit", f"{left_s:.0f}"]) else "passed", 0.0, ()
 
@@ -178,6 +184,16 @@ def test_the_pages_are_those_of_the_gpu_that_is_there(
     assert f"| passed | 1 | {name} |" in page
 
 
+def test_another_checkout_is_measured_after_the_kernels(tmp_path: Path) -> None:
+    without, with_it = (steps("h200", toy=False, out=tmp_path, before=before) for before in (None, Path("/other")))
+
+    [step] = [step for step in with_it if step not in without]
+    assert [one for one in with_it if one is not step] == list(without)
+    assert with_it[with_it.index(step) - 1].name == "kernels"
+    assert step.command[:3] == ("-m", "scripts.gpu_before", "/other")
+    assert {"--device", "cuda", "h200", "7B", "ours-bfloat16", "ours-int8", "ours-int4"} < {*step.command}
+
+
 def test_without_such_a_gpu_nothing_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,11 +204,21 @@ def test_without_such_a_gpu_nothing_is_measured(
 
 
 @pytest.mark.slow
+def test_tests_of_a_gpu_are_collected_without_one() -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/cuda"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout
+    names = {path.name for path in (ROOT / "tests/cuda").glob("test_*.py")}
+    assert {line.partition("::")[0].partition(":")[0].rpartition("/")[2] for line in done.stdout.split()} >= names
+
+
+@pytest.mark.slow
 def test_the_engines_of_a_gpu_run_in_one_process(children: Children, tmp_path: Path) -> None:
     plan = Plan(
         device="cuda", on="cpu", sizes=("tiny",), batch_sizes=(2,), job_sizes=(2,), work=str(tmp_path), budget=0.1
     )
-    machine, *tasks = (task for task in plan.tasks() if task.engine.program not in ("llama.cpp", "hf-compiled"))
+    machine, *tasks = (task for task in plan.tasks() if task.engine.program not in ("llama.cpp", "hf-compiled", "vllm"))
     machines = machine, next(dataclasses.replace(plan, sizes=("vit-tiny",)).tasks())
 
     ceilings, replies = [children(task) for task in machines], [children(task) for task in tasks]

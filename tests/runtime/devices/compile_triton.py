@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from llama_adapter.runtime.devices import triton_kernels as kernels
-from llama_adapter.runtime.devices.triton_calls import MEASURED, PROPOSED, Blocks
+from llama_adapter.runtime.devices.triton_calls import LARGE, MEASURED, PROPOSED, Blocks
 
 ALIGNED = ("num_inputs", "num_outputs", "slot_stride", "head_stride", "adapter_stride", "width")
 # All at once, which takes as much shared memory as the part of them that takes most.
@@ -71,6 +71,8 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
         for blocks in MEASURED.blocks[bits]:
             flags = STEP if blocks.rows == 16 else MANY_ROWS
             yield product(capability, pointer, bits, weight, scale, blocks, flags)
+    for bits in (8, 4) if capability >= HOPPER else ():
+        yield product(capability, pointer, bits, *stored[bits], LARGE.blocks[bits][-1], MANY_ROWS)
     stored[4] = "*i32", "*i64"
     # They are to be measured on an H100, and until then nothing else uses them.
     for bits, (weight, scale) in stored.items() if capability >= HOPPER else ():
