@@ -59,7 +59,7 @@ class Family:
     defaults: Entries  # of the entries that are read; transformers leaves out entries with these values
     switches: Mapping[str, Any] = field(default_factory=dict)  # arguments of DecoderConfig
     theta: float = 10000.0
-    local_theta: float = 0.0  # of layers with a sliding window, if they have their own rotary embedding
+    local_theta: float | None = None  # of windows, if they have their own rotary embedding; 0: the others' theta
     biased: tuple[str, ...] = ()  # matrices that always have a bias
     slides: Callable[[Entries, int], bool] = lambda entries, layer: True  # whether a layer has the sliding window
     rotates: Callable[[Entries, int], bool] = lambda entries, layer: True
@@ -191,6 +191,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmo2": Family(
         defaults=_LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False},
         switches={"norms": "after", "qk_norm": "all"},
+    ),
+    "olmo3": Family(
+        defaults=_LLAMA
+        | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False}
+        | {"sliding_window": 4096, "layer_types": ()},
+        switches={"norms": "after", "qk_norm": "all"},
+        theta=500000.0,
+        local_theta=0.0,  # the scaling is not that of windows
+        slides=lambda entries, layer: (layer + 1) % 4 != 0,
     ),
     "granite": Family(
         defaults=_LLAMA
@@ -396,7 +405,7 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
     nested = [spelled["rope_parameters"]]
     if isinstance(nested[0], dict) and nested[0].keys() & {"full_attention", "sliding_attention"}:
         nested = [nested[0].get(name) or {} for name in ("full_attention", "sliding_attention")]
-    elif family.local_theta:
+    elif family.local_theta is not None:
         nested = [{}, {}]
     if not all(isinstance(one, dict) for one in (*nested, spelled["rope_scaling"])):
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)

@@ -238,6 +238,9 @@ def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:
     assert unprefixed.encode("a b").ids == whole[len(processor.encode("\n")) :]
     assert isinstance(unprefixed.decoder, decoders.Sequence)
     assert unprefixed.decode([]) == ""
+    gemma, _ = keys_to_json({**sentencepiece_keys(processor), "general.architecture": "gemma3"}, name="m.gguf")
+    parts = ("normalizer", "decoder")
+    assert [json.loads(gemma)[part] for part in parts] == [json.loads(bare)[part] for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -273,13 +276,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral without window": {},
     "phi3 in part": {},
     "olmo2": {},
+    "olmo3": {},
     "granite": {},
     "qwen2": {"use_sliding_window": False},  # no key turns its windows on
     "smollm3": {"use_sliding_window": False},  # no key turns its windows on
     "qwen3": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},  # no other has it
     "gemma2": {"query_pre_attn_scalar": 10},  # the head size, for files do not have it
     "gemma3": {"query_pre_attn_scalar": 6},  # the head size, for files do not have it
+    "gemma3 without windows": {},
 }
+
+
+def test_keys_of_ollamas_converter_are_read(tmp_path: Path) -> None:
+    def config_of(more: dict[str, Any]) -> Any:
+        keys = {f"gemma3.rope.{key}": value for key, value in more.items()}
+        return open_gguf(write_model(tmp_path / "m.gguf", model_of("gemma3", **MODELS["gemma3"]), keys)).config
+
+    ours = config_of({"freq_base": 5e5, "freq_base_swa": 2e4})
+    assert [one.theta for one in ours.rotaries] == [5e5, 2e4]
+    assert config_of({"freq_base": None, "global.freq_base": 5e5, "local.freq_base": 2e4}) == ours
 
 
 @pytest.mark.parametrize("name", MODELS)
