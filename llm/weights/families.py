@@ -216,7 +216,7 @@ _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "ge
 _MISSING: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": (
         *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "llama4", "llama4_text"),
-        *("dbrx", "glm4_moe", "ernie4_5_moe"),
+        *("dbrx", "glm4_moe", "ernie4_5_moe", "qwen3_vl_moe_text", "minimax_m2", "hunyuan_v1_moe"),
     ),
     "latent attention and experts": ("deepseek_v2", "deepseek_v3", "kimi_k2"),
     "ALiBi": ("mpt", "baichuan"),
@@ -226,10 +226,13 @@ _MISSING: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "linear attention or a recurrence": (
         *("mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "zamba2", "recurrent_gemma", "qwen3_next"),
-        *("granitemoehybrid", "falcon_h1", "lfm2", "minimax"),
+        *("falcon_h1", "lfm2", "minimax", "qwen3_5_text", "qwen3_5"),
     ),
+    "a recurrence or experts (dense ones are read as GGUF files)": ("granitemoehybrid",),
     "attention to pictures in its own layers": ("mllama", "mllama_text_model"),
-    "rotary embedding with three axes": ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    "rotary embedding with three axes": (
+        *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text"),
+    ),
 }
 _ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_FACTORS: Final = {  # that must be given
@@ -343,10 +346,9 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    if config.get("use_bidirectional_attention"):
+    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones (use_bidirectional_attention), so it "
-            "cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones, so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks
 
@@ -185,6 +186,11 @@ def to_meta_order(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
 def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
     """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`."""
     layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
+    if not layers:
+        raise CheckpointError(
+            f"`{config}` says {num_layers} layers, and no tensor belongs to one: {list_keys([*found]) or None}",
+            hint="the file has a part of the model, or names with another beginning; save the model with transformers",
+        )
     if layers != num_layers:
         raise CheckpointError(
             f"`{config}` says {num_layers} layers, the weights beside it have {layers}",
