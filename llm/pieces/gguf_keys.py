@@ -45,6 +45,7 @@ _ENDS: Final = (
 _UNSTRIPPED: Final = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3, whose other tokens take the white space after them
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the kind `llama` states none
+_NO_MODELS: Final = {"adapter": "a LoRA (adapter)", "imatrix": "an importance matrix"}
 _HINT: Final = "convert the model again, or pass a folder in Hugging Face's format with its `tokenizer.json`"
 
 
@@ -53,10 +54,11 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
 
     Raises CheckpointError for missing or contradicting keys, and for kinds of tokenizers that are not known.
     """
-    if keys.get("general.architecture") == "clip":
+    is_tower = keys.get("general.architecture") == "clip"
+    if what := "a picture tower (mmproj)" if is_tower else _NO_MODELS.get(str(keys.get("general.type"))):
         raise CheckpointError(
-            f"`{name}` is a picture tower (mmproj), which is not read here",
-            hint="GGUF files are read for texts: a model that sees pictures is a folder in Hugging Face's format",
+            f"`{name}` is {what}, which is not read here",
+            hint="name the file of a model for texts; one that sees pictures is a folder in Hugging Face's format",
         )
     found = _Keys(keys, name)
     tokens, types, kind = found.tokens, found.types, found.text("model")

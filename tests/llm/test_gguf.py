@@ -269,9 +269,17 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
         keys_to_json(keys, name="m.gguf")
 
 
-def test_a_file_with_a_picture_tower_alone_is_named() -> None:
-    with pytest.raises(CheckpointError, match="is a picture tower"):
-        keys_to_json({"general.architecture": "clip", "clip.projector_type": "idefics3"}, name="mmproj.gguf")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"general.architecture": "clip", "general.type": "mmproj"}, "is a picture tower"),
+        ({"general.architecture": "llama", "general.type": "adapter"}, "is a LoRA"),
+        ({"general.architecture": "imatrix", "general.type": "imatrix"}, "is an importance matrix"),
+    ],
+)
+def test_a_file_without_a_model_is_named(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        keys_to_json(keys, name="m.gguf")
 
 
 # Models of `CASES` in test_sources_of_families.py that GGUF files can describe, and entries in which they differ.
