@@ -62,9 +62,9 @@ class Tokenizer:
         if is_gguf(Path(path)):
             from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
 
-            beside = settings and settings.chat_template
-            data, settings = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
-            settings = dataclasses.replace(settings, chat_template=settings.chat_template or beside)
+            data, own = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
+            template = own.chat_template or (settings.chat_template if settings else None)
+            settings = dataclasses.replace(own, chat_template=template)
         else:
             data = read_bytes(Path(path))
         tokenizer = cls.from_bytes(data, name=str(path), settings=settings)

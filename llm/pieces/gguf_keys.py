@@ -83,7 +83,9 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
     }
     stated = {which: found.id_of(which, _LLAMA_IDS.get(which) if kind == "llama" else None) for which in _NAMED}
     begins = found.get("add_bos_token")
-    if stated["bos"] is not None and (begins if isinstance(begins, bool) else found.begins):
+    if not isinstance(begins, bool):
+        begins = kind == "llama" or found.get("pre") in _WHOLE_WORDS
+    if stated["bos"] is not None and begins:
         content["post_processor"] = begun_by(tokens[stated["bos"]], stated["bos"])
     spelled = (ids[end] for end in _ENDS if end in ids and types[ids[end]] in (_CONTROL, _USER))
     ends = dict.fromkeys((stated["eos"], found.id_of("eot"), found.id_of("eom"), *spelled))
@@ -102,11 +104,6 @@ class _Keys:
         self.keys, self.name = keys, name
         self.tokens: list[str] = self.texts("tokens")
         self.types = self.numbers("token_type", np.full(len(self.tokens), _NORMAL))
-
-    @property
-    def begins(self) -> bool:
-        """Whether a text begins with the begin token if the file does not say so."""
-        return self.get("model") == "llama" or self.get("pre") in _WHOLE_WORDS
 
     def wrong(self, problem: str) -> CheckpointError:
         return CheckpointError(f"`{self.name}` {problem}", hint=_HINT)

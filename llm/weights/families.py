@@ -105,6 +105,8 @@ _GEMMA: Final = {
     "sliding_window": 4096,
     "layer_types": (),
 }
+_OLMO: Final = _LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False}
+_NORMS_OF_OLMO: Final = {"norms": "after", "qk_norm": "all"}
 _BIASES: Final = {"attention_bias": False, "mlp_bias": False}
 _ATTENTION: Final = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
 # Entries that give matrices a bias.
@@ -188,15 +190,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "sliding_window": None,
         }
     ),
-    "olmo2": Family(
-        defaults=_LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False},
-        switches={"norms": "after", "qk_norm": "all"},
-    ),
+    "olmo2": Family(defaults=_OLMO, switches=_NORMS_OF_OLMO),
     "olmo3": Family(
-        defaults=_LLAMA
-        | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False}
-        | {"sliding_window": 4096, "layer_types": ()},
-        switches={"norms": "after", "qk_norm": "all"},
+        defaults=_OLMO | {"sliding_window": 4096, "layer_types": ()},
+        switches=_NORMS_OF_OLMO,
         theta=500000.0,
         local_theta=0.0,  # the scaling is not that of windows
         slides=lambda entries, layer: (layer + 1) % 4 != 0,
@@ -231,13 +228,12 @@ _MISSING: Final[Mapping[str, tuple[str, ...]]] = {
     "a recurrence or experts (dense ones are read as GGUF files)": ("granitemoehybrid",),
     "attention to pictures in its own layers": ("mllama", "mllama_text_model"),
     "rotary embedding with three axes": (
-        *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text"),
+        tuple(kind + part for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl") for part in ("", "_text"))
     ),
 }
 _ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_FACTORS: Final = {  # that must be given
-    "linear": ("factor",),
-    "dynamic": ("factor",),
+    **dict.fromkeys(("linear", "dynamic"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 _ROPE_ENTRIES: Final = {

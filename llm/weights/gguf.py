@@ -78,8 +78,7 @@ _ENTRIES: Final = {
     "logit_scale": "logits_scaling",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
-    # Of Ollama's converter.
-    "rope.global.freq_base": "rope_theta",
+    "rope.global.freq_base": "rope_theta",  # of Ollama, like the next one
     "rope.local.freq_base": "rope_local_base_freq",
 }
 _PATTERN: Final = "attention.sliding_window_pattern"  # of layers: a number, or for each layer whether it has the window
@@ -177,8 +176,8 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
         config[entry] = f"blk.0.{name}.bias" in file.tensors
     if not config.get("sliding_window"):
         config |= {"sliding_window": None, "sliding_window_pattern": 1}
-    elif keys.architecture in _WITH_WINDOWS:
-        config["model_type"] = _WITH_WINDOWS[keys.architecture]
+    else:
+        config["model_type"] = _WITH_WINDOWS.get(keys.architecture, config["model_type"])
     pattern = keys.get(_PATTERN)
     if isinstance(pattern, np.ndarray):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]

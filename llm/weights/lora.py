@@ -21,7 +21,6 @@ from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.llm.weights.names import (
     ROTATED,
     LlamaSource,
-    SplitTensor,
     half_split,
     llama_shapes,
     meta_order,
@@ -117,7 +116,7 @@ def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSour
     tensors = dict(source.tensors)
     plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
     tying = [lora for lora in loras if lora.config.entries["ensure_weight_tying"]]
-    if tying and _are_equal(plain[_EMBEDDING], plain[_HEAD]):
+    if tying and torch.equal(*(plain[name].read().float() for name in (_EMBEDDING, _HEAD))):
         raise CheckpointError(
             f"The LoRA `{tying[0].path}` keeps embedding and head equal (ensure_weight_tying), which is not supported",
             hint="merge it with PEFT, and name the result as --llama-dir",
@@ -164,10 +163,6 @@ def merged_state(
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return ((name, merged(name, tensor)) for name, tensor in stream())
-
-
-def _are_equal(first: SplitTensor, second: SplitTensor) -> bool:
-    return first.parts[0] is second.parts[0] or torch.equal(first.read().float(), second.read().float())
 
 
 def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:

@@ -186,15 +186,12 @@ def to_meta_order(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
 def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
     """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`."""
     layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
-    if not layers:
-        raise CheckpointError(
-            f"`{config}` says {num_layers} layers, and no tensor belongs to one: {list_keys([*found]) or None}",
-            hint="the file has a part of the model, or names with another beginning; save the model with transformers",
-        )
     if layers != num_layers:
+        others = "" if layers else f"; they have {list_keys([*found]) or 'no tensors'}"
+        cause = "they come from LLaMAs of different sizes" if layers else "a program has changed the tensors' names"
         raise CheckpointError(
-            f"`{config}` says {num_layers} layers, the weights beside it have {layers}",
-            hint=f"they come from LLaMAs of different sizes, or a file is missing; {DEPTHS}",
+            f"`{config}` says {num_layers} layers, the weights beside it have {layers}{others}",
+            hint=f"{cause}, or a file is missing; {DEPTHS}",
         )
 
 

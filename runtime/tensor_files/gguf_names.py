@@ -10,11 +10,10 @@ _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 def is_gguf(path: Path) -> bool:
     """Whether the name is that of a GGUF file. Ollama's files have no suffix, so their content tells."""
-    if path.suffix or not path.is_file():
-        return path.suffix == ".gguf"
-    with suppress(OSError), path.open("rb") as file:
-        return file.read(4) == b"GGUF"
-    return False
+    if not path.suffix and path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    return path.suffix == ".gguf"
 
 
 def gguf_parts(path: Path) -> list[Path]:

@@ -142,7 +142,7 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ),
     ({"embedding_length": [64, 32]}, {}, r"differ \(phi3.embedding_length\)"),
     ({}, {"rope_factors_long.weight": np.ones(2, np.float32)}, "lacks the tensor `rope_factors_short.weight`"),
-    ({}, {}, "says 2 layers, and no tensor belongs to one: `w`"),
+    ({}, {}, "says 2 layers, the weights beside it have 0; they have `w`"),
     (
         {"attention.causal": False},
         {f"blk.{layer}.attn_norm.weight": np.ones(64, np.float32) for layer in range(2)},
