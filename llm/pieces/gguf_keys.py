@@ -28,11 +28,11 @@ from llama_adapter.runtime.text import shown_excerpt
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4  # types of tokens
 _BLANK: Final = "\u2581"  # stands for a space in the pieces of SentencePiece
 _SINGLE_DIGITS: Final = ("smollm", "refact", "starcoder")
-_LLAMA_3_NAMES: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
+_LLAMA_3_NAMES: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")
 _WHOLE_WORDS: Final = (*_LLAMA_3_NAMES, "tekken")
 _NFC: Final = ("qwen2", "deepseek-r1-qwen")
 _PATTERNS: Final[Mapping[str, str]] = {
-    **dict.fromkeys((*_SINGLE_DIGITS, "gpt-2", "olmo"), GPT_2),
+    **dict.fromkeys((*_SINGLE_DIGITS, "gpt-2", "olmo", "mellum", "a.x-4.0"), GPT_2),
     **dict.fromkeys((*_LLAMA_3_NAMES, "dbrx", "smaug-bpe"), LLAMA_3),
     **dict.fromkeys(_NFC, QWEN),
     **{"gpt-4o": GPT_4O, "tekken": TEKKEN},
