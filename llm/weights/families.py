@@ -275,11 +275,11 @@ def family_of(config: Entries, *, folder: Path) -> Family:
 
 def check_floats(config: Entries, *, folder: Path) -> None:
     """Raise CheckpointError for quantised weights."""
-    if quantised := config.get("quantization_config"):
+    if quantised := config.get("quantization_config") or config.get("quantization"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise CheckpointError(
-            f"The weights in `{folder}` are quantised ({shown_excerpt(str(method or 'in an unknown format'))}), and "
-            "such folders are not read",
+            f"The weights in `{folder}` are quantised ({shown_excerpt(str(method or 'by MLX, or in an unknown format'))}"
+            "), and such folders are not read",
             hint="use the folder with the model's float weights, or a GGUF file; `llama-adapter quantize` makes 8-bit "
             "and 4-bit weights",
         )

@@ -196,6 +196,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "embeddings of texts, as transformers 5 says": {"is_causal": False},
     "Granite 4": {"model_type": "granitemoehybrid"},
     "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "quantised by MLX": {"quantization": {"group_size": 64, "bits": 4}},
     "activation": {"hidden_act": "gelu"},
     "zero base": {"rope_theta": 0},
     "rope_parameters as text": {"rope_parameters": "x"},
