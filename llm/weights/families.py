@@ -278,8 +278,8 @@ def check_floats(config: Entries, *, folder: Path) -> None:
     if quantised := config.get("quantization_config") or config.get("quantization"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise CheckpointError(
-            f"The weights in `{folder}` are quantised ({shown_excerpt(str(method or 'MLX or an unknown format'))}), and "
-            "such folders are not read",
+            f"The weights in `{folder}` are quantised ({shown_excerpt(str(method or 'MLX or an unknown format'))}), "
+            "and such folders are not read",
             hint="use the folder with the model's float weights, or a GGUF file; `llama-adapter quantize` makes 8-bit "
             "and 4-bit weights",
         )
