@@ -55,13 +55,16 @@ class Tokenizer:
     def load(cls, path: str | os.PathLike[str], settings: TokenizerSettings | None = None) -> "Tokenizer":
         """Read a `tokenizer.model`, a `tokenizer.json` or a GGUF file, which has settings of its own inside.
 
-        `settings` are those of `read_settings`. Raises CheckpointError if the file is missing, unreadable or no
-        tokenizer, if no token ends a text, or if the file lacks the one that the settings name.
+        `settings` are those of `read_settings`; a GGUF file takes their chat template if it has none. Raises
+        CheckpointError if the file is missing, unreadable or no tokenizer, if no token ends a text, or if the file
+        lacks the one that the settings name.
         """
         if is_gguf(Path(path)):
             from llama_adapter.runtime.tensor_files.gguf_files import read_gguf  # imports torch
 
-            data, settings = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
+            data, own = keys_to_json(read_gguf(Path(path)).keys, name=str(path))
+            template = own.chat_template or (settings.chat_template if settings else None)
+            settings = dataclasses.replace(own, chat_template=template)
         else:
             data = read_bytes(Path(path))
         tokenizer = cls.from_bytes(data, name=str(path), settings=settings)

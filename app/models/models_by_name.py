@@ -96,9 +96,10 @@ def form_of(folder: Path) -> LlamaForm | None:
     has_meta, has_huggingface = (folder / "params.json").is_file(), (folder / "config.json").is_file()
     if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
         return "meta"
-    if has_huggingface:
+    has_gguf = any(folder.glob("*.gguf"))  # many come with the config.json of the model that they were made from
+    if has_huggingface and not (has_gguf and not any((*folder.glob("*.safetensors"), *folder.glob("*.bin")))):
         return "huggingface"
-    return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if any(folder.glob("*.gguf")) else None
+    return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if has_gguf else None
 
 
 def llama_settings(place: Path) -> dict[str, Any] | None:

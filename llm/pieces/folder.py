@@ -64,7 +64,8 @@ def find_tokenizer(folder: Path) -> Path | None:
     if any(name not in marks or marks[name].id != one for name, one in used):
         return other
     scheme = re.search('"prepend_scheme": "(first|never)"', json.dumps(content.get("pre_tokenizer")))
-    has_other_blanks = scheme is not None and (scheme[1] == "first" or pieces.puts_blanks)
+    puts_blanks = pieces.name_of(pieces.encode("a")[0]).startswith("\u2581")
+    has_other_blanks = scheme is not None and (scheme[1] == "first" or puts_blanks)
     return other if has_other_blanks and _begins_and_ends_alike(content, read_settings(folder), pieces) else model
 
 

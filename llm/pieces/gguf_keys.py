@@ -28,11 +28,11 @@ from llama_adapter.runtime.text import shown_excerpt
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4  # types of tokens
 _BLANK: Final = "\u2581"  # stands for a space in the pieces of SentencePiece
 _SINGLE_DIGITS: Final = ("smollm", "refact", "starcoder")
-_LLAMA_3_NAMES: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
+_LLAMA_3_NAMES: Final = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")
 _WHOLE_WORDS: Final = (*_LLAMA_3_NAMES, "tekken")
 _NFC: Final = ("qwen2", "deepseek-r1-qwen")
 _PATTERNS: Final[Mapping[str, str]] = {
-    **dict.fromkeys((*_SINGLE_DIGITS, "gpt-2", "olmo"), GPT_2),
+    **dict.fromkeys((*_SINGLE_DIGITS, "gpt-2", "olmo", "mellum", "a.x-4.0"), GPT_2),
     **dict.fromkeys((*_LLAMA_3_NAMES, "dbrx", "smaug-bpe"), LLAMA_3),
     **dict.fromkeys(_NFC, QWEN),
     **{"gpt-4o": GPT_4O, "tekken": TEKKEN},
@@ -45,6 +45,7 @@ _ENDS: Final = (
 _UNSTRIPPED: Final = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3, whose other tokens take the white space after them
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the kind `llama` states none
+_NO_MODELS: Final = {"adapter": "a LoRA (adapter)", "imatrix": "an importance matrix"}
 _HINT: Final = "convert the model again, or pass a folder in Hugging Face's format with its `tokenizer.json`"
 
 
@@ -53,10 +54,11 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
 
     Raises CheckpointError for missing or contradicting keys, and for kinds of tokenizers that are not known.
     """
-    if keys.get("general.architecture") == "clip":
+    is_tower = keys.get("general.architecture") == "clip"
+    if what := "a picture tower (mmproj)" if is_tower else _NO_MODELS.get(str(keys.get("general.type"))):
         raise CheckpointError(
-            f"`{name}` is a picture tower (mmproj), which is not read here",
-            hint="GGUF files are read for texts: a model that sees pictures is a folder in Hugging Face's format",
+            f"`{name}` is {what}, which is not read here",
+            hint="name the file of a model for texts; one that sees pictures is a folder in Hugging Face's format",
         )
     found = _Keys(keys, name)
     tokens, types, kind = found.tokens, found.types, found.text("model")
@@ -81,7 +83,9 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
     }
     stated = {which: found.id_of(which, _LLAMA_IDS.get(which) if kind == "llama" else None) for which in _NAMED}
     begins = found.get("add_bos_token")
-    if stated["bos"] is not None and (begins if isinstance(begins, bool) else found.begins):
+    if not isinstance(begins, bool):
+        begins = kind == "llama" or found.get("pre") in _WHOLE_WORDS
+    if stated["bos"] is not None and begins:
         content["post_processor"] = begun_by(tokens[stated["bos"]], stated["bos"])
     spelled = (ids[end] for end in _ENDS if end in ids and types[ids[end]] in (_CONTROL, _USER))
     ends = dict.fromkeys((stated["eos"], found.id_of("eot"), found.id_of("eom"), *spelled))
@@ -100,11 +104,6 @@ class _Keys:
         self.keys, self.name = keys, name
         self.tokens: list[str] = self.texts("tokens")
         self.types = self.numbers("token_type", np.full(len(self.tokens), _NORMAL))
-
-    @property
-    def begins(self) -> bool:
-        """Whether a text begins with the begin token if the file does not say so."""
-        return self.get("model") == "llama" or self.get("pre") in _WHOLE_WORDS
 
     def wrong(self, problem: str) -> CheckpointError:
         return CheckpointError(f"`{self.name}` {problem}", hint=_HINT)
@@ -165,7 +164,7 @@ def _sentencepiece(keys: _Keys, ids: Mapping[str, int]) -> dict[str, Any]:
     before: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}]
     after: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}]
     after += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if keys.get("add_space_prefix") is not False:
+    if keys.get("add_space_prefix") is not False and not is_gemma:  # Ollama's files of Gemma do not say so
         before.insert(0, {"type": "Prepend", "prepend": _BLANK})
         after.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {

@@ -59,7 +59,7 @@ class JsonPieces:
             # A run of blanks is a token of ordinary text, also if a template has one.
             if token.special or (token.content.strip() and token.content in template)
         }
-        kinds = _types(whole.decoder)
+        kinds = {str(part.get("type")) for part in _parts(_state(whole.decoder))}
         if unread := kinds & _OF_NEIGHBOURS:
             raise CheckpointError(
                 f"`{name}` has the decoder {unread.pop()}, by which a token's text depends on the tokens beside it",
@@ -176,10 +176,6 @@ def _without_first_blank(pre_tokenizer: Any) -> Any:
         part["prepend_scheme"] = "never"
     empty = {"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}, "pre_tokenizer": state}
     return Tokenizer.from_str(json.dumps(empty)).pre_tokenizer if firsts else None
-
-
-def _types(component: Any) -> set[str]:
-    return {str(part.get("type")) for part in _parts(_state(component))}
 
 
 def _state(component: Any) -> dict[str, Any]:

@@ -30,9 +30,10 @@ class SentencePieces:
 
         Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
         """
-        reason = _why_not_sentencepiece(data)
-        processor = None
-        if reason is None:
+        processor, reason = None, "the file is empty"
+        if data.startswith(b"version https://git-lfs"):
+            reason = "it is a Git LFS pointer; the file itself was not downloaded"
+        elif data:
             try:
                 processor = sentencepiece.SentencePieceProcessor(model_proto=data)
             except (RuntimeError, ValueError, OSError):
@@ -74,11 +75,6 @@ class SentencePieces:
         ids: list[int] = self._processor.encode(text)
         return ids
 
-    @property
-    def puts_blanks(self) -> bool:
-        """Whether every text gets a leading space."""
-        return self.name_of(self.encode("a")[0]).startswith("\u2581")
-
     def decode(self, ids: Sequence[int]) -> str:
         """Text of known ids. Control tokens have none, the unknown piece gives " \u2047 ", invalid bytes U+FFFD."""
         text: str = self._processor.decode(list(ids)) if ids else ""
@@ -103,12 +99,3 @@ class SentencePieces:
         """The name of a piece, such as </s> or <0x0A>."""
         name: str = self._processor.id_to_piece(piece_id)
         return name
-
-
-def _why_not_sentencepiece(data: bytes) -> str | None:
-    """The reason if `data` is a file that is often passed instead of a SentencePiece model; else None."""
-    if not data:
-        return "the file is empty"
-    if data.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer; the file itself was not downloaded"
-    return None

@@ -59,7 +59,7 @@ class Family:
     defaults: Entries  # of the entries that are read; transformers leaves out entries with these values
     switches: Mapping[str, Any] = field(default_factory=dict)  # arguments of DecoderConfig
     theta: float = 10000.0
-    local_theta: float = 0.0  # of layers with a sliding window, if they have their own rotary embedding
+    local_theta: float | None = None  # of windows, if they have their own rotary embedding; 0: the others' theta
     biased: tuple[str, ...] = ()  # matrices that always have a bias
     slides: Callable[[Entries, int], bool] = lambda entries, layer: True  # whether a layer has the sliding window
     rotates: Callable[[Entries, int], bool] = lambda entries, layer: True
@@ -105,6 +105,8 @@ _GEMMA: Final = {
     "sliding_window": 4096,
     "layer_types": (),
 }
+_OLMO: Final = _LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False}
+_NORMS_OF_OLMO: Final = {"norms": "after", "qk_norm": "all"}
 _BIASES: Final = {"attention_bias": False, "mlp_bias": False}
 _ATTENTION: Final = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
 # Entries that give matrices a bias.
@@ -188,9 +190,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "sliding_window": None,
         }
     ),
-    "olmo2": Family(
-        defaults=_LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False},
-        switches={"norms": "after", "qk_norm": "all"},
+    "olmo2": Family(defaults=_OLMO, switches=_NORMS_OF_OLMO),
+    "olmo3": Family(
+        defaults=_OLMO | {"sliding_window": 4096, "layer_types": ()},
+        switches=_NORMS_OF_OLMO,
+        theta=500000.0,
+        local_theta=0.0,  # the scaling is not that of windows
+        slides=lambda entries, layer: (layer + 1) % 4 != 0,
     ),
     "granite": Family(
         defaults=_LLAMA
@@ -207,7 +213,7 @@ _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "ge
 _MISSING: Final[Mapping[str, tuple[str, ...]]] = {
     "experts": (
         *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "llama4", "llama4_text"),
-        *("dbrx", "glm4_moe", "ernie4_5_moe"),
+        *("dbrx", "glm4_moe", "ernie4_5_moe", "qwen3_vl_moe_text", "minimax_m2", "hunyuan_v1_moe"),
     ),
     "latent attention and experts": ("deepseek_v2", "deepseek_v3", "kimi_k2"),
     "ALiBi": ("mpt", "baichuan"),
@@ -217,15 +223,17 @@ _MISSING: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "linear attention or a recurrence": (
         *("mamba", "mamba2", "falcon_mamba", "rwkv", "jamba", "bamba", "zamba2", "recurrent_gemma", "qwen3_next"),
-        *("granitemoehybrid", "falcon_h1", "lfm2", "minimax"),
+        *("falcon_h1", "lfm2", "minimax", "qwen3_5_text", "qwen3_5"),
     ),
+    "a recurrence or experts (dense ones are read as GGUF files)": ("granitemoehybrid",),
     "attention to pictures in its own layers": ("mllama", "mllama_text_model"),
-    "rotary embedding with three axes": ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    "rotary embedding with three axes": (
+        tuple(kind + part for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl") for part in ("", "_text"))
+    ),
 }
 _ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_FACTORS: Final = {  # that must be given
-    "linear": ("factor",),
-    "dynamic": ("factor",),
+    **dict.fromkeys(("linear", "dynamic"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
 _ROPE_ENTRIES: Final = {
@@ -267,11 +275,11 @@ def family_of(config: Entries, *, folder: Path) -> Family:
 
 def check_floats(config: Entries, *, folder: Path) -> None:
     """Raise CheckpointError for quantised weights."""
-    if quantised := config.get("quantization_config"):
+    if quantised := config.get("quantization_config") or config.get("quantization"):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise CheckpointError(
-            f"The weights in `{folder}` are quantised ({shown_excerpt(str(method or 'in an unknown format'))}), and "
-            "such folders are not read",
+            f"The weights in `{folder}` are quantised ({shown_excerpt(str(method or 'MLX or an unknown format'))}), "
+            "and such folders are not read",
             hint="use the folder with the model's float weights, or a GGUF file; `llama-adapter quantize` makes 8-bit "
             "and 4-bit weights",
         )
@@ -334,10 +342,9 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    if config.get("use_bidirectional_attention"):
+    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones (use_bidirectional_attention), so it "
-            "cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones, so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])
@@ -396,7 +403,7 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
     nested = [spelled["rope_parameters"]]
     if isinstance(nested[0], dict) and nested[0].keys() & {"full_attention", "sliding_attention"}:
         nested = [nested[0].get(name) or {} for name in ("full_attention", "sliding_attention")]
-    elif family.local_theta:
+    elif family.local_theta is not None:
         nested = [{}, {}]
     if not all(isinstance(one, dict) for one in (*nested, spelled["rope_scaling"])):
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)

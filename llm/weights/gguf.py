@@ -35,6 +35,7 @@ _FAMILIES: Final = {
     **{name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "phi3", "smollm3", "olmo2", "granite")},
     **{"gemma3": "gemma3_text", "internlm2": "llama"},
 }
+_WITH_WINDOWS: Final = {"llama": "mistral", "olmo2": "olmo3"}  # those of files with a sliding window
 _META_ORDER: Final = ("llama", "smollm3", "granite", "internlm2")  # whose rows of q and k are in Meta's order
 _TOP: Final = {"token_embd": "tok_embeddings", "output_norm": "norm", "output": "output"}
 _LAYER: Final = {
@@ -70,12 +71,15 @@ _ENTRIES: Final = {
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "attention.causal": "is_causal",
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
+    "rope.global.freq_base": "rope_theta",  # of Ollama, like the next one
+    "rope.local.freq_base": "rope_local_base_freq",
 }
 _PATTERN: Final = "attention.sliding_window_pattern"  # of layers: a number, or for each layer whether it has the window
 # Keys that have no default.
@@ -170,10 +174,10 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
         config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     for entry, name in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_down")):
         config[entry] = f"blk.0.{name}.bias" in file.tensors
-    if config.get("sliding_window") == 0:
-        config["sliding_window"] = None
-    elif "sliding_window" in config and keys.architecture == "llama":
-        config["model_type"] = "mistral"
+    if not config.get("sliding_window"):
+        config |= {"sliding_window": None, "sliding_window_pattern": 1}
+    else:
+        config["model_type"] = _WITH_WINDOWS.get(keys.architecture, config["model_type"])
     pattern = keys.get(_PATTERN)
     if isinstance(pattern, np.ndarray):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.runtime.tensor_files.files import Shape, check_names, check_shapes, count_blocks
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks
 
@@ -187,9 +188,11 @@ def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> No
     """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`."""
     layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
     if layers != num_layers:
+        others = "" if layers else f"; they have {list_keys([*found]) or 'no tensors'}"
+        cause = "they come from LLaMAs of different sizes" if layers else "a program has changed the tensors' names"
         raise CheckpointError(
-            f"`{config}` says {num_layers} layers, the weights beside it have {layers}",
-            hint=f"they come from LLaMAs of different sizes, or a file is missing; {DEPTHS}",
+            f"`{config}` says {num_layers} layers, the weights beside it have {layers}{others}",
+            hint=f"{cause}, or a file is missing; {DEPTHS}",
         )
 
 

@@ -1,6 +1,7 @@
 """Names of GGUF files. This module imports no torch, because help and exported models do without it."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -8,7 +9,10 @@ _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the name is that of a GGUF file."""
+    """Whether the name is that of a GGUF file. Ollama's files have no suffix, so their content tells."""
+    if not path.suffix and path.is_file():
+        with suppress(OSError), path.open("rb") as file:
+            return file.read(4) == b"GGUF"
     return path.suffix == ".gguf"
 
 

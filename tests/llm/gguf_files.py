@@ -77,15 +77,20 @@ _KEYS = {
 }
 
 
-def write_model(path: Path, model: Any, tokenizer: Mapping[str, Any]) -> Path:
-    """Write a model of transformers as llama.cpp's converters do, in float32."""
+def write_model(path: Path, model: Any, more: Mapping[str, Any]) -> Path:
+    """Write a model of transformers as llama.cpp's converters do, in float32. `more` are further keys; None: no key."""
     config, kind = model.config, model.config.model_type
-    architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(kind, kind)
+    architecture = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2"}.get(kind, kind)
     values = {key: getattr(config, entry, None) for entry, key in _KEYS.items()}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = getattr(config, "rope_parameters", {}) or {}
     full = rope.get("full_attention", rope)
     values |= {"attention.key_length": head_dim, "rope.freq_base": float(full["rope_theta"])}
+    slides = [layer == "sliding_attention" for layer in getattr(config, "layer_types", None) or ()]
+    if kind == "gemma3_text" and not any(slides):
+        values["attention.sliding_window"] = None
+    if kind == "olmo3":
+        values["attention.sliding_window_pattern"] = np.array(slides)
     values["rope.dimension_count"] = int(head_dim * full.get("partial_rotary_factor", 1.0))
     tensors: dict[str, Any] = {}
     if full["rope_type"] == "llama3":
@@ -108,7 +113,7 @@ def write_model(path: Path, model: Any, tokenizer: Mapping[str, Any]) -> Path:
         parts = name.split(".")
         layer = f"blk.{parts[2]}." if parts[1] == "layers" else ""
         stem = ".".join(parts[3:-1] if layer else parts[:-1])
-        is_behind = stem == "post_attention_layernorm" and (kind.startswith("gemma") or kind == "olmo2")
+        is_behind = stem == "post_attention_layernorm" and kind.startswith(("gemma", "olmo"))
         own = "post_attention_norm" if is_behind else _NAMES.get(stem, "ffn_norm")
         rows = value.float()
         if kind.startswith("gemma") and own.endswith("norm"):
@@ -116,8 +121,9 @@ def write_model(path: Path, model: Any, tokenizer: Mapping[str, Any]) -> Path:
         if own in heads and kind in ("llama", "mistral", "smollm3", "granite"):  # Meta's order
             rows = rows.reshape(heads[own], 2, head_dim // 2, -1).transpose(1, 2).reshape(rows.shape)
         tensors[f"{layer}{own}.{parts[-1]}"] = rows.numpy()
-    keys = {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
-    return write_gguf(path, {"general.architecture": architecture, **keys, **tokenizer}, tensors)
+    keys = {f"{architecture}.{key}": value for key, value in values.items()} | {**more}
+    stated = {key: value for key, value in keys.items() if value is not None}
+    return write_gguf(path, {"general.architecture": architecture, **stated}, tensors)
 
 
 def sentencepiece_keys(processor: Any, **more: Any) -> dict[str, Any]:

@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "granite": {},
     "olmo2": {},
+    "olmo3": {},
 }
 CONTEXT = 128
 

@@ -142,6 +142,12 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ),
     ({"embedding_length": [64, 32]}, {}, r"differ \(phi3.embedding_length\)"),
     ({}, {"rope_factors_long.weight": np.ones(2, np.float32)}, "lacks the tensor `rope_factors_short.weight`"),
+    ({}, {}, "says 2 layers, the weights beside it have 0; they have `w`"),
+    (
+        {"attention.causal": False},
+        {f"blk.{layer}.attn_norm.weight": np.ones(64, np.float32) for layer in range(2)},
+        "attend to later ones",
+    ),
 )
 
 
@@ -178,7 +184,9 @@ def trained_model() -> dict[str, Any]:
     return model
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "falcon3", "qwen2", "gpt-4o", "tekken"])
+@pytest.mark.parametrize(
+    "pre", ["gpt-2", "mellum", "smollm", "llama-bpe", "falcon3", "midm-2.0", "qwen2", "gpt-4o", "tekken"]
+)
 def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     model = trained_model()
     tokens = [
@@ -200,7 +208,7 @@ def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     ours = tokenizers.Tokenizer.from_str(data.decode())
     described = {
         "tokenizer_type": "gpt2",
-        "pre_tokenizer_type": pre,
+        "pre_tokenizer_type": "llama-bpe" if pre == "midm-2.0" else pre,  # as llama.cpp reads it
         "tokens": tokens,
         "merges": merges,
         "token_type": types.tolist(),
@@ -211,7 +219,7 @@ def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     if pre == "smollm":  # not known to transformers; as in the model's tokenizer.json
         digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
         theirs.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
-    theirs.model.ignore_merges = pre in ("llama-bpe", "falcon3", "tekken")
+    theirs.model.ignore_merges = pre in ("llama-bpe", "falcon3", "midm-2.0", "tekken")
     marked = ["<|im_start|>user\n1<|im_end|>", "<think>\n\n</think>", "e\u0301<|im_end|>"]
     for text in [*texts(), *marked]:
         ids = ours.encode(text).ids
@@ -238,6 +246,9 @@ def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:
     assert unprefixed.encode("a b").ids == whole[len(processor.encode("\n")) :]
     assert isinstance(unprefixed.decoder, decoders.Sequence)
     assert unprefixed.decode([]) == ""
+    gemma, _ = keys_to_json({**sentencepiece_keys(processor), "general.architecture": "gemma3"}, name="m.gguf")
+    parts = ("normalizer", "decoder")
+    assert [json.loads(gemma)[part] for part in parts] == [json.loads(bare)[part] for part in parts]
 
 
 @pytest.mark.parametrize(
@@ -260,9 +271,17 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
         keys_to_json(keys, name="m.gguf")
 
 
-def test_a_file_with_a_picture_tower_alone_is_named() -> None:
-    with pytest.raises(CheckpointError, match="is a picture tower"):
-        keys_to_json({"general.architecture": "clip", "clip.projector_type": "idefics3"}, name="mmproj.gguf")
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"general.architecture": "clip", "general.type": "mmproj"}, "is a picture tower"),
+        ({"general.architecture": "llama", "general.type": "adapter"}, "is a LoRA"),
+        ({"general.architecture": "imatrix", "general.type": "imatrix"}, "is an importance matrix"),
+    ],
+)
+def test_a_file_without_a_model_is_named(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        keys_to_json(keys, name="m.gguf")
 
 
 # Models of `CASES` in test_sources_of_families.py that GGUF files can describe, and entries in which they differ.
@@ -273,13 +292,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral without window": {},
     "phi3 in part": {},
     "olmo2": {},
+    "olmo3": {},
     "granite": {},
     "qwen2": {"use_sliding_window": False},  # no key turns its windows on
     "smollm3": {"use_sliding_window": False},  # no key turns its windows on
     "qwen3": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},  # no other has it
     "gemma2": {"query_pre_attn_scalar": 10},  # the head size, for files do not have it
     "gemma3": {"query_pre_attn_scalar": 6},  # the head size, for files do not have it
+    "gemma3 without windows": {},
 }
+
+
+def test_keys_of_ollamas_converter_are_read(tmp_path: Path) -> None:
+    def config_of(more: dict[str, Any]) -> Any:
+        keys = {f"gemma3.rope.{key}": value for key, value in more.items()}
+        return open_gguf(write_model(tmp_path / "m.gguf", model_of("gemma3", **MODELS["gemma3"]), keys)).config
+
+    ours = config_of({"freq_base": 5e5, "freq_base_swa": 2e4})
+    assert [one.theta for one in ours.rotaries] == [5e5, 2e4]
+    assert config_of({"freq_base": None, "global.freq_base": 5e5, "local.freq_base": 2e4}) == ours
 
 
 @pytest.mark.parametrize("name", MODELS)

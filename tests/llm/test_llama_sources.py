@@ -193,7 +193,10 @@ CONFIGS: dict[str, dict[str, object]] = {
     "windows of an unknown kind": {"model_type": "qwen3", "layer_types": ["chunked"] * 4},
     "windows of too few layers": {"model_type": "gemma2", "layer_types": ["full_attention"]},
     "embeddings of texts": {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+    "embeddings of texts, as transformers 5 says": {"is_causal": False},
+    "Granite 4": {"model_type": "granitemoehybrid"},
     "quantised": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+    "quantised by MLX": {"quantization": {"group_size": 64, "bits": 4}},
     "activation": {"hidden_act": "gelu"},
     "zero base": {"rope_theta": 0},
     "rope_parameters as text": {"rope_parameters": "x"},
@@ -262,6 +265,7 @@ def test_refusals_of_huggingface_folders(tmp_path: Path, snapshot: Any) -> None:
         "missing tensor": drop("model.layers.2.mlp.up_proj.weight"),
         "unknown tensor": put("model.layers.0.self_attn.q_proj.bias", torch.ones(64)),
         "integers": put("model.norm.weight", torch.ones(64, dtype=torch.int8)),
+        "names of a wrapper": lambda tensors: [put("module." + key, tensors.pop(key))(tensors) for key in [*tensors]],
     }
     for name, edit in edits.items():
         tensors = huggingface_tensors()

@@ -77,6 +77,15 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
     ),
+    "gemma3 without windows": (  # such as Rnj-1
+        *("gemma3_text", 4, 2),
+        {
+            "head_dim": 6,
+            "query_pre_attn_scalar": 6,
+            "layer_types": ["full_attention"] * 3,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        },
+    ),
     "phi3": ("phi3", 4, 4, {"sliding_window": 9}),
     "phi3 in part": (
         *("phi3", 3, 1),
@@ -88,6 +97,12 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("olmo2", 6, 2, {}),
+    "olmo3": (
+        "olmo3",
+        6,
+        2,
+        {"num_hidden_layers": 5, "sliding_window": 7, "eos_token_id": 2, "rope_scaling": {**YARN}},
+    ),
     "granite": (
         *("granite", 3, 1),
         {
@@ -233,7 +248,8 @@ def as_old(entries: dict[str, Any]) -> dict[str, Any]:
     new = {key: value for key, value in entries.items() if key not in ("rope_parameters", "layer_types", "dtype")}
     rope = entries["rope_parameters"]
     if "full_attention" in rope:
-        new |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"], "sliding_window_pattern": 6}
+        every = 6 if "sliding_attention" in entries["layer_types"] else 1
+        new |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"], "sliding_window_pattern": every}
         rope = rope["full_attention"]
     new |= {"rope_theta": rope["rope_theta"], "rope_scaling": None}
     if "partial_rotary_factor" in rope:

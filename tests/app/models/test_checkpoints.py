@@ -73,11 +73,17 @@ def test_a_gguf_file_stands_for_a_folder(tmp_path: Path) -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(LLAMA / "tokenizer.model"))
     model = transformers.LlamaForCausalLM.from_pretrained(HUGGINGFACE)
     file = write_model(tmp_path / "tiny.gguf", model, sentencepiece_keys(processor))
+    blob = tmp_path / "blobs" / "sha256-4711"  # as Ollama keeps it
+    blob.parent.mkdir()
+    shutil.copy(file, blob)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # without other weights, it says nothing
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert find_llama(file).open_tokenizer().settings.chat_template == "{{ messages[0].content }}"
     expected = assemble_sources(sources())
-    for place in (file, tmp_path):
+    for place in (file, tmp_path, blob):
         found = assemble_sources(sources(llama_dir=place, llama_type=None))
         assert_same_weights(found, expected)
-        assert [source.path for source in found.sources][:2] == [str(file), str(file)]
+        assert [source.path for source in found.sources][:2] == [str(blob if place == blob else file)] * 2
         assert found.tokenizer.encode("A red circle") == expected.tokenizer.encode("A red circle")
         assert found.tokenizer.end_ids == expected.tokenizer.end_ids
     with pytest.raises(CheckpointError, match="is a file, so it has no sub-folder `7B`"):
