@@ -54,7 +54,7 @@ from llama_adapter.runtime.partial import remove_leftovers
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import shown_name, shown_text
+from llama_adapter.runtime.text import counted, shown_name, shown_text
 
 _STATUS: Final = Path("/proc/self/status")
 _INTERRUPTED: Final = "the run was interrupted."
@@ -396,7 +396,7 @@ class _Training:
         if compared > _MOST_TEST_COMPARED:
             return [], f"they have {compared:,} choices to compare, which takes long."
         if not self._job.quiet:
-            say(f"scoring {len(data.test):,} test examples")
+            say(f"scoring {counted(len(data.test), 'test example')}")
         try:
             with interruption.raised():
                 return results.score_test(self._job, spec, data), ""

@@ -264,6 +264,19 @@ def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
     assert caption.out.index("\noutput:") < caption.out.index("\nmodel:")
 
 
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_fits_the_terminal_and_breaks_no_flag(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = build_parser()
+    texts = [command.format_help("all") for command in parser.commands().values()]
+    lines = "\n".join([parser.format_help(), *texts]).splitlines()
+    prose = [line for line in lines if line and not line.startswith((" ", "usage:"))]
+
+    assert len(prose) > 100
+    assert not [line for line in prose if len(line) > min(columns, 120)]
+    assert not [line for line in lines if line.endswith("-") and "--" in line]
+
+
 def test_removed_current_folder_is_a_usage_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
