@@ -248,6 +248,8 @@ def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_flo
 
     assert (made.code, made.out, again.code) == (0, "", 1)
     assert "MB in int8" in made.err
+    split = run("convert", "--model", bundle, "--out", str(tmp_path / "split"))
+    assert (split.code, "--tensor-parallel is missing" in split.err) == (2, True)
     for _ in range(2):  # the second time, the answers of this precision are reused
         for precision in ("int8", "float"):
             assert run("caption", sample, "--model", bundle, "--out", answers, "--precision", precision).code == 0
