@@ -142,7 +142,7 @@ def _writable(job: ExportRecordsJob, paths: Iterable[str]) -> list[str]:
     """
     for folder in job.below:
         if not os.path.isdir(folder):
-            raise UsageError(f"Wanted a folder as --below, got `{shown_name(folder)}`")
+            raise UsageError(f"Wanted a folder that exists as --below, got `{shown_name(folder)}`")
     if job.below:
         return list(job.below)
     folders = [os.getcwd(), *(os.path.dirname(os.path.abspath(path)) for path in paths)]
