@@ -21,7 +21,6 @@ not be read, 130 interrupted
 """
 
 _MOST_SHOWN = 24  # commands with at most this many flags show all of them in their help
-_MOST_COLUMNS = 118  # of a line of prose
 
 
 A = TypeVar("A", bound=argparse.Action)
@@ -236,13 +235,13 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Fills paragraphs to the width of the terminal, and breaks no flag; lines that begin with a space stay."""
+    """Fills paragraphs to the terminal, up to 118 columns, and breaks no flag; lines that begin with a space stay."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         shown: list[str] = []
         for is_prose, group in groupby(text.splitlines(), key=lambda line: line[:1].strip() != ""):
             lines = list(group)
-            shown += self._split_lines(" ".join(lines), min(width, _MOST_COLUMNS)) if is_prose else lines
+            shown += self._split_lines(" ".join(lines), min(width, 118)) if is_prose else lines
         return "\n".join(indent + line for line in shown)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
