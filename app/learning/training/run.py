@@ -235,8 +235,8 @@ class _Training:
             self._tell("interrupted while the picture tower is trained; --resume goes on from here")
             return False
         if data.validation and (right := eye.are_right(data.validation)):
-            share = sum(right) / len(right)
-            self._tell(f"the picture tower tells {share:.1%} of {len(right):,} validation examples apart")
+            share, what = sum(right) / len(right), counted(len(right), "validation example")
+            self._tell(f"the picture tower alone answers {share * 100:.1f} % of {what} right")
         self._encodings = eye.finished(data)
         return True
 
@@ -281,8 +281,8 @@ class _Training:
         each = -(-len(data.train) // job.optimisation.batch_size)
         self._tell(
             f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for "
-            f"the test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
-            f"epochs, highest learning rate {job.lr:g}"
+            f"the test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,} (epochs: "
+            f"{num_steps / each:.4g}), highest learning rate {job.lr:g}"
         )
         if (few := data.few_of_classes()) is not None:
             self._tell(f"note: {few}")
