@@ -149,6 +149,8 @@ class Parser(argparse.ArgumentParser):
             setattr(options, names, getattr(options, names) + unknown[:at] + unknown[at + 1 :])
         elif unknown:
             similar = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
+            if names is None and not unknown[0].startswith("-") and "--prompt" in self._option_string_actions:
+                similar = "--prompt"
             hint = help_hint(self.prog) if similar is None else f"{similar} may be meant; {help_hint(self.prog)}"
             if names is not None and any(text.startswith("-") and os.path.lexists(text) for text in unknown[:at]):
                 hint = f"names of files that begin with `-` come after `--`; {help_hint(self.prog)}"

@@ -234,10 +234,7 @@ def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
         )
     if found.num_repeated:
         which = "the last one counts" if job.to in _ONE_A_PICTURE else "all are kept"
-        _say(
-            job,
-            f"note: {counted(found.num_repeated, 'answer')} came again with another model, setting or content: {which}",
-        )
+        _say(job, f"note: {counted(found.num_repeated, 'answer')} came again (new model, settings or content): {which}")
     if decider.calibration is not None:
         _check_calibration(job, found, decider, decider.calibration)
 
