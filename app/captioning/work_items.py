@@ -85,8 +85,9 @@ def work_items(
     if len(prompts) == 1:
         prompts = prompts * len(given)
     if len(prompts) != len(given):
-        came = f"{counted(len(given), 'picture')} came with {counted(len(prompts), 'prompt')}"
-        raise ValueError(f"{came}: give one each, or one for all")
+        raise ValueError(
+            f"{counted(len(prompts), 'prompt')} for {counted(len(given), 'picture')}: give one each, or one"
+        )
     return [
         WorkItem(
             picture=picture.source,
