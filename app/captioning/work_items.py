@@ -13,7 +13,6 @@ from llama_adapter.app.pictures.reading.prefetch import Prefetcher, num_reading_
 from llama_adapter.app.pictures.reading.reader import PictureReading, Reader, joined
 from llama_adapter.app.pictures.reading.sources import Source
 from llama_adapter.llm.prefix import TextPrefix
-from llama_adapter.runtime.text import counted
 from llama_adapter.vision.errors import PictureError
 
 if TYPE_CHECKING:  # they are imported for the first picture
@@ -85,9 +84,7 @@ def work_items(
     if len(prompts) == 1:
         prompts = prompts * len(given)
     if len(prompts) != len(given):
-        raise ValueError(
-            f"{counted(len(prompts), 'prompt')} for {counted(len(given), 'picture')}: give one each, or one"
-        )
+        raise ValueError(f"{len(given)} pictures came with {len(prompts)} prompts: give one each, or one for all")
     return [
         WorkItem(
             picture=picture.source,

@@ -180,7 +180,7 @@ def test_pictures_and_choices_may_come_from_iterators(captioner: Captioner) -> N
     assert captioner.generate([]) == []
     answers = captioner.generate(iter(PICTURES[:2]), choices=iter(["Yes", "No"]))  # type: ignore[arg-type]
     assert [answer.finish for answer in answers] == ["choice"] * 2
-    with pytest.raises(ValueError, match="2 prompts for 3 pictures"):
+    with pytest.raises(ValueError, match="3 pictures came with 2 prompts"):
         captioner.generate(PICTURES[:3], ["a", "b"])
 
 
