@@ -11,8 +11,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from llama_adapter.runtime.text import counted
-
 # Offset, signature and kind of files that are often stored with pictures. Longest signatures first.
 _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
@@ -167,7 +165,8 @@ def _rare_jpeg(data: bytes) -> str | None:
     bits, num_components = data[at + 4], data[at + 9]
     if marker in _DECODED_PROCESSES and bits == 8 and num_components in _DECODED_NUM_COMPONENTS:
         return None
-    return f"a {_JPEG_KINDS[marker]} ({counted(num_components, 'component')} of {bits} bits)"
+    components = "1 component" if num_components == 1 else f"{num_components} components"
+    return f"a {_JPEG_KINDS[marker]} ({components} of {bits} bits)"
 
 
 # TIFF
@@ -210,7 +209,7 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
         return None
     samples = first(_SAMPLES, 1)
     return (
-        f"a TIFF with {counted(samples, 'value')} per pixel "
+        f"a TIFF with {'1 value' if samples == 1 else f'{samples} values'} per pixel "
         f"({bits}-bit {_SAMPLE_FORMATS.get(first(_SAMPLE_FORMAT, 1), 'values of no known format')}, "
         f"{_PHOTOMETRICS.get(photometric, f'colour model {photometric}')}, "
         f"compression {_COMPRESSIONS.get(compression, compression)})"

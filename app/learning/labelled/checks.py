@@ -11,7 +11,7 @@ from functools import lru_cache
 from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.rows import SPLITS, contradict, similar_split, what_is_asked
 from llama_adapter.app.pictures.reading.sources import FileSlice
-from llama_adapter.runtime.text import counted, shown_excerpt
+from llama_adapter.runtime.text import shown_excerpt
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES, read_picture_file
 
@@ -36,13 +36,17 @@ def check_split_names(found: Examples, *, report: Callable[[str, str], None], ch
     unknown = [name for name in counts if name and name not in (*SPLITS, chosen)]
     if not unknown:
         return
-    told = [f"{shown_excerpt(one)} ({counted(counts[one], 'example')}{_meant(one)})" for one in unknown[:_MOST_NAMED]]
+    told = [f"{shown_excerpt(name)} ({_examples(counts[name])}{_meant(name)})" for name in unknown[:_MOST_NAMED]]
     told += [f"{len(unknown) - _MOST_NAMED:,} more"] * (len(unknown) > _MOST_NAMED)
     known = ", ".join(f"{name or 'without a split'} {counts[name]:,}" for name in (*SPLITS, "") if counts[name])
     report(
         "the splits of the data",
         f"wanted the splits {', '.join(SPLITS)}, got also {', '.join(told)}; the others: {known or 'none'}",
     )
+
+
+def _examples(number: int) -> str:
+    return "1 example" if number == 1 else f"{number:,} examples"
 
 
 def _meant(name: str) -> str:
