@@ -118,11 +118,8 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
     _say(job, f"{counted(files.num_written, 'text')} written, {files.num_same} there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
         picture, name = map(shown_name, files.other_name)
-        _say(
-            job,
-            f"note: {counted(files.num_other_names, 'text')} got another name, because two pictures have the same name "
-            f"without suffix, such as `{name}` for `{picture}`: other programs may not find them",
-        )
+        note = f"note: {counted(files.num_other_names, 'text')} got another name, as two pictures differ by suffix only"
+        _say(job, f"{note}, such as `{name}` for `{picture}`: other programs may not find them")
     exit_code = _tell(files.refusals)
     if files.outside is not None:
         folders = ", ".join(f"`{shown_name(folder)}`" for folder in below) or "no folder"
