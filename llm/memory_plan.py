@@ -10,6 +10,7 @@ from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.errors import TooLittleMemoryError
 from llama_adapter.runtime.schemes.scheme import TensorForm, scheme_of
 from llama_adapter.runtime.schemes.state import loaded_bytes
+from llama_adapter.runtime.text import counted
 
 BLOCK: Final = 128  # places of the cache that a row gets at once; most captions fit with their prompts
 _MOST_KEPT: Final = 16
@@ -124,11 +125,10 @@ def check_memory(plan: MemoryPlan, config: EngineConfig, *, free: int | None, de
     if plan.loading > plan.slots + plan.activations:
         parts = f"{plan.loading / 1e9:.1f} GB to load them"
     weights = f"{plan.weights / 1e9:.1f} GB for weights, " if plan.weights else ""
-    slots = "1 slot" if config.num_slots == 1 else f"{config.num_slots} slots"
     smaller = "--batch-size or --context" if config.num_slots > 1 else "--context"
     raise TooLittleMemoryError(
-        f"{slots} with a context of {config.decoder.context} need {plan.total / 1e9:.1f} GB ({weights}{parts}), and "
-        f"{free / 1e9:.1f} GB are free on {device}",
+        f"{counted(config.num_slots, 'slot')} with a context of {config.decoder.context} need "
+        f"{plan.total / 1e9:.1f} GB ({weights}{parts}), and {free / 1e9:.1f} GB are free on {device}",
         hint=f"try a smaller {smaller}" + (", or a half --dtype" if plan.weights else ""),
     )
 

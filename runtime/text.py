@@ -41,6 +41,11 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural if needed: `1 picture`, `2,000 pictures`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shown_excerpt(text: str, *, length: int = 200) -> str:
     """As `shown_text`, for text of any length, such as that of a file: at most `length` of its characters."""
     return shown_text(text if len(text) <= length else text[:length] + "...")

@@ -16,6 +16,7 @@ from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.pictures import PictureSettings
 from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.app.serving.web.archive import ArchiveLimits
+from tests.app.serving.http_api.refused import all_cases
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "limits.md").read_text()
@@ -138,3 +139,13 @@ def test_the_context_in_the_text_is_that_of_the_code() -> None:
     from llama_adapter.app.models.checkpoints import DEFAULT_CONTEXT
 
     assert f"{DEFAULT_CONTEXT} tokens (`app.models.checkpoints:DEFAULT_CONTEXT`, `--context`)" in PAGE
+
+
+@pytest.mark.parametrize("page", ["limits.md", "zh/faq.md"])
+def test_the_status_of_a_refusal_is_that_of_the_server(page: str) -> None:
+    refused = {(str(case.status), case.code) for case in all_cases(port=1)}
+    stated = set(re.findall(r"(\d{3}) `(\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    checked = {(status, code) for status, code in stated if code in dict(map(reversed, refused))}
+
+    assert len(checked) >= 2
+    assert checked <= refused

@@ -30,7 +30,7 @@ from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_requ
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.settings.setting import nearest
+from llama_adapter.runtime.settings.setting import meant
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.torch_import import prepare_imports
 
@@ -87,16 +87,14 @@ def load_settings(
 
     commands = build_parser().commands()
     if command not in commands:
-        hint = f"`{similar}` may be meant" if (similar := nearest(command, commands)) else ""
-        raise UsageError(f"No command is named `{command}`", hint=hint)
+        raise UsageError(f"No command is named `{command}`", hint=meant(command, commands))
     parser = commands[command]
     declared = {setting.key: setting for setting in parser.settings()}
     unset = {setting.dest: None for setting in declared.values()}
     options = argparse.Namespace(config=None if path is None else os.fspath(path), **unset)
     for key, value in overrides.items():
         if key not in declared:
-            hint = f"`{similar}` may be meant" if (similar := nearest(key, declared)) else ""
-            raise UsageError(f"`{command}` has no setting named `{key}`", hint=hint)
+            raise UsageError(f"`{command}` has no setting named `{key}`", hint=meant(key, declared))
         if (text := as_given(value, key)) is not None:
             try:
                 setattr(options, declared[key].dest, declared[key].read(text))

@@ -4,13 +4,15 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from llama_adapter.runtime.errors import ExitCode, UsageError
-from llama_adapter.runtime.settings.setting import SECTIONS, Setting, nearest
+from llama_adapter.runtime.settings.setting import SECTIONS, Setting, meant, nearest
 from llama_adapter.runtime.terminal.stderr_lines import say
 
 EXIT_CODES = """\
@@ -70,9 +72,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, declare: Callable[["Parser"], None] | None = None, **texts: Any) -> None:
-        super().__init__(
-            **texts, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, add_help=False
-        )
+        super().__init__(**texts, formatter_class=_Formatter, allow_abbrev=False, add_help=False)
         self._declare = declare
         self.root = self
         self.takes_words = False  # whether all arguments are collected as `words`, for another parser
@@ -148,8 +148,10 @@ class Parser(argparse.ArgumentParser):
         if names is not None and not any(text.startswith("-") for text in unknown[:at]):
             setattr(options, names, getattr(options, names) + unknown[:at] + unknown[at + 1 :])
         elif unknown:
-            meant = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
-            hint = help_hint(self.prog) if meant is None else f"{meant} may be meant; {help_hint(self.prog)}"
+            similar = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
+            if names is None and not unknown[0].startswith("-") and "--prompt" in self._option_string_actions:
+                similar = "--prompt"
+            hint = help_hint(self.prog) if similar is None else f"{similar} may be meant; {help_hint(self.prog)}"
             if names is not None and any(text.startswith("-") and os.path.lexists(text) for text in unknown[:at]):
                 hint = f"names of files that begin with `-` come after `--`; {help_hint(self.prog)}"
             raise UsageError(f"unrecognized arguments: {' '.join(unknown)}", hint=hint)
@@ -219,9 +221,8 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            similar = nearest(str(value), [str(choice) for choice in action.choices or ()], cutoff=0.6)
-            hint = f"`{similar}` may be meant; {help_hint(self.prog)}" if similar else help_hint(self.prog)
-            raise UsageError(str(error), hint=hint) from None
+            similar = meant(str(value), [str(choice) for choice in action.choices or ()], cutoff=0.6)
+            raise UsageError(str(error), hint="; ".join(filter(None, (similar, help_hint(self.prog))))) from None
 
     def _meant(self, text: str) -> str | None:
         """The flag that the user may have meant: a similar one, or the equivalent of another program's flag."""
@@ -233,6 +234,20 @@ class Parser(argparse.ArgumentParser):
         }
         similar = typed if typed in names else nearest(typed, names, cutoff=0.85)
         return None if similar is None else names[similar]
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Fills paragraphs to the terminal, up to 118 columns, and breaks no flag; lines that begin with a space stay."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        shown: list[str] = []
+        for is_prose, group in groupby(text.splitlines(), key=lambda line: line[:1].strip() != ""):
+            lines = list(group)
+            shown += self._split_lines(" ".join(lines), min(width, 118)) if is_prose else lines
+        return "\n".join(indent + line for line in shown)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 
 class _Help(argparse.Action):

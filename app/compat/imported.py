@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.defaults import DECODER_PRECISIONS
-from llama_adapter.runtime.settings.setting import nearest
+from llama_adapter.runtime.settings.setting import meant
 
 Outcome = Literal["taken", "ignored", "refused"]
 
@@ -169,9 +169,7 @@ class Import:
             elif isinstance(value, Mapping) and any(rule.startswith(f"{key}.") for rule in rules):
                 self._walk(value, f"{key}.", rules, first)
             else:
-                meant = nearest(key, rules, cutoff=0.9)
-                hint = f"; `{meant}` may be meant" if meant else ""
-                self.ignore(key, f"it has no meaning here{hint}")
+                self.ignore(key, "; ".join(filter(None, ("it has no meaning here", meant(key, rules, cutoff=0.9)))))
 
     def done(self) -> Imported:
         """The result; the report is in the order of the file."""

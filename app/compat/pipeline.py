@@ -27,7 +27,7 @@ from llama_adapter.app.pictures.inputs.data_uris import is_data_uri, read_data_u
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import whole_number
-from llama_adapter.runtime.settings.setting import nearest
+from llama_adapter.runtime.settings.setting import meant
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
 TEXT = "text_generation"
@@ -234,9 +234,8 @@ class Pipeline:
             if name in _NO_EFFECT:
                 warnings.warn(f"{name} has no effect: {_NO_EFFECT[name]}", stacklevel=3)
             elif name not in known:
-                similar = nearest(name, sorted(known), cutoff=0.6)
-                hint = f"; `{similar}` may be meant" if similar else f"; there are {', '.join(sorted(known))}"
-                raise TypeError(f"{self.task} has no option `{name}`{hint}")
+                hint = meant(name, sorted(known), cutoff=0.6) or f"there are {', '.join(sorted(known))}"
+                raise TypeError(f"{self.task} has no option `{name}`; {hint}")
         rest = {name: given[name] for name in _CALL_OPTIONS if name in given}
         return _Options(sampling=_sampling(given), values=of_pipeline | own, **rest)
 

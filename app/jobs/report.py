@@ -15,6 +15,7 @@ import llama_adapter
 from llama_adapter.app.captioning.stage_clock import HOST_STAGES
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.models.spec import ModelInfo
+from llama_adapter.runtime.text import counted
 
 MOST_NAMED: Final = 3  # unfamiliar pictures in a note
 
@@ -78,8 +79,8 @@ class Report:
         num_pictures, num_tokens, wall_s = self.tally.num_pictures, self.tally.num_tokens, self.wall_s or math.inf
         lines += [
             "",
-            f"{num_pictures} pictures{failed} in {self.wall_s:.3f} s: {num_pictures / wall_s:.2f} pictures/s, "
-            f"{num_tokens / wall_s:.1f} tokens/s, {num_tokens / max(num_pictures, 1):.1f} tokens a picture",
+            f"{counted(num_pictures, 'picture')}{failed} in {self.wall_s:.3f} s: {num_pictures / wall_s:.2f} "
+            f"pictures/s, {num_tokens / wall_s:.1f} tokens/s, {num_tokens / max(num_pictures, 1):.1f} tokens a picture",
         ]
         if self.tally.num_pictures:
             p50, p95 = (percentile(sorted(self.tally.times_ms), fraction) for fraction in (0.50, 0.95))
@@ -97,7 +98,7 @@ class Report:
         lines += [
             f"{model.device}, {numbers(model.dtype, model.precision)}, {model.mode} ({model.operators}), "
             f"encoder by {model.vision}, batch size {self.batch_size}, "
-            f"warm-up {self.num_warm_up_pictures} pictures, {clock}",
+            f"warm-up {counted(self.num_warm_up_pictures, 'picture')}, {clock}",
             f"model {model.name} {model.digest[:12]}, "
             + ", ".join(f"{name} {version}" for name, version in versions().items())
             + (f", commit {made_by}" if made_by else ""),

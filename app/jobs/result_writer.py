@@ -16,12 +16,12 @@ from llama_adapter.app.jobs.records.file import RecordWriter
 from llama_adapter.app.jobs.records.manifest import EndReason, RunManifest, new_run_id, write_manifest
 from llama_adapter.app.jobs.records.record import Record, answer_to_record, json_line
 from llama_adapter.app.jobs.report import Tally
-from llama_adapter.app.jobs.wording import counted, several_lines, text_line, unfamiliar_note
+from llama_adapter.app.jobs.wording import several_lines, text_line, unfamiliar_note
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
 from llama_adapter.runtime.terminal.run_guarded import forget_stdout
 from llama_adapter.runtime.terminal.standard_output import give
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import counted, shown_name
 
 
 class JobStoppedError(LlamaAdapterError):
@@ -164,7 +164,7 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         if is_in_sight and not self.num_failed and self._file is None:
             return
         done = "encoded" if self._job.is_encoding else "answered"
-        parts = [counted(tally.num_pictures, done, what=self._what)]
+        parts = [f"{counted(tally.num_pictures, self._what)} {done}"]
         if tally.num_failed:
             parts.append(f"{tally.num_failed:,} failed")
         if known - known_failed:

@@ -57,11 +57,6 @@ def several_lines(text: str) -> str:
     return "\n".join(map(one_line, text.split("\n")))
 
 
-def counted(number: int, done: str, *, what: str = "picture") -> str:
-    """A count in words, such as `3 pictures answered`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'} {done}"
-
-
 def is_sample(path: object) -> bool:
     """Whether a picture is one of the packaged samples."""
     try:

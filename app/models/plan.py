@@ -21,6 +21,7 @@ from llama_adapter.llm.memory_plan import MemoryPlan, fitting_rows, planner_of, 
 from llama_adapter.llm.picture_format import PictureFormat
 from llama_adapter.runtime.schemes import FLOAT, QUANTISED, Precision
 from llama_adapter.runtime.schemes.scheme import dtype_name
+from llama_adapter.runtime.text import counted
 from llama_adapter.vision.config import VisionConfig
 
 # Rows of the table: the dtype in general, and the precision of linear layers' weights. bfloat16 needs the same memory
@@ -191,12 +192,11 @@ def plan_lines(model: PlannedModel, plans: Iterable[DevicePlan], *, num_rows: in
     """The table as lines, in GB per device."""
     config, plans = model.decoder, list(plans)
     limits = list(plans[0].rows) if not plans[0].refusal else next((list(one.rows) for one in plans if one.rows), [])
-    rows = "1 row" if num_rows == 1 else f"{num_rows} rows"
     lines = [
         f"{model.name}: width {config.dim}, {config.num_layers} layers, {config.num_heads} heads, feed-forward "
         f"{config.ffn_dim}, {config.vocab_size} tokens",
-        f"GB of each device, for {rows} of {config.context} tokens; the first device has the picture encoder too. On "
-        "the right, rows that fit.",
+        f"GB of each device, for {counted(num_rows, 'row')} of {config.context} tokens; the first device has "
+        "the picture encoder too. On the right, rows that fit.",
         "",
     ]
     heads = ["numbers", "devices", "weights", "encoder", "cache", "prefix", "computing", "first", "others"]

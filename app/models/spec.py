@@ -165,7 +165,7 @@ class CaptionerSpec:
         for text in self.provider_option:
             split_option(text)
         if self.lora and self.decoder is not None:
-            raise ValueError("lora goes with a model of torch: convert with it, and export the decoder again")
+            raise ValueError("lora and decoder exclude each other: merge it by `convert`, then export again")
         if self.model is not None and self.llama_dir is not None:
             raise ValueError(f"model and llama_dir exclude each other: {_ONE_OF_BOTH}")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):
@@ -176,12 +176,12 @@ class CaptionerSpec:
         if self.decoder is not None and (
             self.precision is not None or self.mode not in (AUTO, "eager") or self.operators != "auto"
         ):
-            raise ValueError("precision, mode and operators of an exported decoder are those of its export")
+            raise ValueError("with decoder, the export decides on precision, mode and operators: leave them out")
         precision = FLOAT if self.precision is None and self.llama_dir is not None else self.precision
         if self.operators == "w8a8" and precision not in (None, "int8"):
             raise ValueError(f"operators w8a8 goes with precision int8, and it is {precision}")
         if self.tensor_parallel > 1 and self.decoder is not None:
-            raise ValueError("tensor_parallel goes with a model of torch: an exported decoder is one graph")
+            raise ValueError("tensor_parallel and decoder exclude each other: an export is one graph")
         if self.strict and self.tensor_parallel > 1 and self.mode not in (AUTO, "eager"):
             raise ValueError(
                 f"tensor_parallel goes with mode eager, and it is {self.mode}: no graph holds the sums over ranks. "

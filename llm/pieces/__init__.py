@@ -1,4 +1,4 @@
-"""Kinds of tokenizer files: SentencePiece models, `tokenizer.json`, and tables of byte ranks.
+"""Kinds of tokenizer files: SentencePiece models, `tokenizer.json`, tables of byte ranks, and those in GGUF files.
 
 In: the bytes of a file. Out: their pieces, from which `llm/tokenizer.py` makes a `Tokenizer`. Read
 `sentence_pieces.py` first.

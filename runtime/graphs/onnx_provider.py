@@ -8,7 +8,7 @@ from typing import Final
 from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.known_names import known_names
-from llama_adapter.runtime.settings.setting import nearest
+from llama_adapter.runtime.settings.setting import meant, nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +108,5 @@ def _check(given: Mapping[str, str], *, known: frozenset[str], what: str) -> Non
     """Raise UsageError for an unknown name."""
     for name in given:
         if name not in known:
-            similar = nearest(name.lower(), sorted(known))
-            hint = f"`{similar}` may be meant" if similar else f"known: {', '.join(sorted(known)) or 'none'}"
+            hint = meant(name.lower(), sorted(known)) or f"known: {', '.join(sorted(known)) or 'none'}"
             raise UsageError(f"`{name}` is no {what}", hint=hint)

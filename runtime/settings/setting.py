@@ -93,3 +93,9 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | No
 
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return found[0] if found else None
+
+
+def meant(name: str | None, known: Iterable[str], *, cutoff: float = 0.7) -> str:
+    """A hint with the most similar known name; "" if no name is similar enough."""
+    similar = nearest(name or "", known, cutoff=cutoff)
+    return f"`{similar}` may be meant" if similar else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.settings.setting import PREFIX, SECTIONS, Given, Setting, nearest
+from llama_adapter.runtime.settings.setting import PREFIX, SECTIONS, Given, Setting, meant, nearest
 from llama_adapter.runtime.settings.yaml_file import Entry, SettingsFile
 
 _KUBERNETES = re.compile(r"(tcp|udp)://")  # Kubernetes sets LLAMA_ADAPTER_PORT if a service is named llama-adapter
@@ -128,7 +128,7 @@ def _matched(file: SettingsFile, settings: Sequence[Setting], *, command: str, c
     """The entries of a file by key. Raises UsageError for entries that are not settings of the command."""
     if file.command not in (None, command):
         known = commands()
-        hint = f"use it with `llama-adapter {file.command}`" if file.command in known else _similar(file.command, known)
+        hint = f"use it with `llama-adapter {file.command}`" if file.command in known else meant(file.command, known)
         raise UsageError(
             f"{file.command_place}: the file is for `{file.command}`, and the command is `{command}`", hint=hint
         )
@@ -154,18 +154,12 @@ def _unknown(
             hint=_similar_flag(entry.key, own),
         )
     if entry.section is None:
-        similar = nearest(entry.key, [*SECTIONS, *everywhere])
-        hint = f"`{similar}` may be meant" if similar else f"sections are {', '.join(SECTIONS)}"
+        hint = meant(entry.key, [*SECTIONS, *everywhere]) or f"sections are {', '.join(SECTIONS)}"
         return UsageError(f"{entry.place}: no section is named `{entry.key}`", hint=hint)
     return UsageError(
         f"{entry.place}: no setting is named `{entry.key}`",
-        hint=_similar_flag(entry.key, own) or _similar(entry.key, own) or _similar(entry.key, everywhere),
+        hint=_similar_flag(entry.key, own) or meant(entry.key, own) or meant(entry.key, everywhere),
     )
-
-
-def _similar(name: str | None, known: Iterable[str]) -> str:
-    similar = nearest(name or "", known)
-    return f"`{similar}` may be meant" if similar else ""
 
 
 def _similar_flag(key: str, own: Mapping[str, Setting]) -> str:

@@ -1,1 +1,1 @@
-"""Reads weight files safely: safetensors, torch files, TorchScript archives and MindSpore checkpoints."""
+"""Reads weight files safely: safetensors, torch files, TorchScript, GGUF, and checkpoints of MindSpore and Paddle."""

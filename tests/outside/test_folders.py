@@ -267,7 +267,7 @@ def test_texts_that_are_written_are_read_back_and_other_names_are_said(tmp_path:
     said = run("export-records", str(records), "--to", to, "--template", template, *place)
 
     assert said.code == 0
-    assert (": 2 texts have other names" in said.err and "such as `" in said.err) == (to == "sidecars")
+    assert (": 2 texts got another name" in said.err and "such as `" in said.err) == (to == "sidecars")
     found = read_examples(str(folder))
     assert not found.left_out
     assert {str(one.item.source): one.answers for one in found.examples} == {

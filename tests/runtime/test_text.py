@@ -1,10 +1,10 @@
-"""Text of users in Markdown: a parser gives back the same text, without markup."""
+"""Text of users in Markdown, from which a parser gives back the same text without markup; numbers with their nouns."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.runtime.text import markdown_text, shown_text
+from llama_adapter.runtime.text import counted, markdown_text, shown_text
 from tests.markdown import NASTY, elements_of
 
 
@@ -34,3 +34,12 @@ def test_dialects_with_bare_links_find_none() -> None:
 def test_plain_text_is_not_changed() -> None:
     for text in ("a red star, 2.5 % (-3)", "-1", "12-red-star.jpg", "Mr. Fox: yes!", "+0.5%", "1.5"):
         assert markdown_text(text) == text
+
+
+def test_a_noun_is_in_the_plural_unless_there_is_one() -> None:
+    assert [counted(number, "picture") for number in (0, 1, 2, 2000)] == [
+        "0 pictures",
+        "1 picture",
+        "2 pictures",
+        "2,000 pictures",
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llama_adapter.app.command_line.values import settings, spec_from
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
+from llama_adapter.runtime.text import counted
 
 if TYPE_CHECKING:
     from llama_adapter.app.learning.labelled.label_table import LabelTable
@@ -22,7 +23,6 @@ def run_label(options: argparse.Namespace) -> int:
     spec = spec_from(options)
     from llama_adapter.app.command_line.commands.answering import are_encoded
     from llama_adapter.app.command_line.commands.run_server import ServeJob, check_packages, run_serve
-    from llama_adapter.app.jobs.wording import counted
     from llama_adapter.app.learning.labelled.example import class_question
     from llama_adapter.app.learning.labelled.label_table import LabelTable
     from llama_adapter.app.models.stream_model import stored_questions
@@ -44,14 +44,12 @@ def run_label(options: argparse.Namespace) -> int:
         if not _can_open_any(pictures, max_bytes=job.limits.max_picture_bytes):
             return ExitCode.PICTURE_ERRORS
         if not options.quiet:
-            rows = counted(len(table.rows), f"in {options.out}", what="row")
-            found = counted(sum(map(_is_there, pictures)), "found")
-            say(f"{found}, {rows}: label them on the page")
+            found = counted(sum(map(_is_there, pictures)), "picture")
+            say(f"{found} found, {counted(len(table.rows), 'row')} in {options.out}: label them on the page")
         page = partial(_open_page, pictures=pictures, table=table, question=question, choices=options.choices)
         code = run_serve(job, open_page=page)
         if table.rows and not options.quiet:
-            rows = counted(len(table.rows), f"in {options.out}", what="row")
-            say(f"{rows}, which `llama-adapter train` and `eval` read")
+            say(f"{counted(len(table.rows), 'row')} in {options.out}, which `llama-adapter train` and `eval` read")
     return code
 
 

@@ -33,9 +33,9 @@ def run_convert(options: argparse.Namespace) -> int:
         return _run_split(options)
     if options.llama_dir is None:
         raise UsageError(
-            "convert needs --llama-dir",
-            hint="and --adapter for pictures, and --clip, unless the adapter's file holds CLIP itself; or, for a "
-            "bundle, --model with --tensor-parallel to split it, or --lora to merge",
+            "convert needs --llama-dir or --model",
+            hint="pictures need --llama-dir, --adapter, and --clip unless the adapter's file holds CLIP; --model is a "
+            "LLaMA for texts, or a bundle to split (--tensor-parallel) or to merge (--lora)",
         )
     from llama_adapter.app.models.bundle import convert
     from llama_adapter.runtime.devices import DTYPES
@@ -56,12 +56,13 @@ def _run_split(options: argparse.Namespace) -> int:
         if getattr(options, name) not in (None, CaptionerSpec().channel_order):
             hint = "name a bundle, which keeps its own context and channel order, or checkpoints"
             raise UsageError(f"--model does not go with --{name.replace('_', '-')}", hint=hint)
-    if options.num_ranks == 1 and not options.lora:
+    from llama_adapter.app.models.bundle_manifest import read_manifest
+
+    if read_manifest(options.model) and options.num_ranks == 1 and not options.lora:
         raise UsageError(
             "convert --model splits a bundle, and --tensor-parallel is missing",
             hint="for 2 ranks pass 2; with --lora a bundle is merged",
         )
-    from llama_adapter.app.models.bundle_manifest import read_manifest
     from llama_adapter.app.models.packed_bundle import split_bundle
 
     given = {"num_ranks": options.num_ranks, "lora": options.lora, "overwrite": options.force}

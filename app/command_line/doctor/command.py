@@ -20,7 +20,7 @@ from llama_adapter.app.command_line.doctor.environment import (
 from llama_adapter.app.command_line.doctor.findings import Finding
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import ExitCode
-from llama_adapter.runtime.text import shown_text
+from llama_adapter.runtime.text import counted, shown_text
 
 Level = Literal["ok", "absent", "warning", "error"]
 
@@ -95,7 +95,7 @@ def summary(checks: Sequence[tuple[str, str]]) -> tuple[str, int]:
     failed = list(dict.fromkeys(name for name, level in checks if level == "error"))
     counts = {level: levels.count(level) for level in ("error", "warning") if level == "error" or level in levels}
     parts = [f"{number or 'no'} {level}{'' if number == 1 else 's'}" for level, number in counts.items()]
-    line = f"{', '.join(parts)} in {len(levels)} check{'' if len(levels) == 1 else 's'}"
+    line = f"{', '.join(parts)} in {counted(len(levels), 'check')}"
     if failed:
         line += f"{', to fix in this order' if len(failed) > 1 else ''}: {', '.join(failed)}"
     return line, levels.count("error")

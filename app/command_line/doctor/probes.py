@@ -22,7 +22,7 @@ from llama_adapter.runtime.errors import DeviceError, GraphError, UsageError
 from llama_adapter.runtime.graphs.onnx_provider import BY_NAME, CPU
 from llama_adapter.runtime.graphs.toolkit import SET_ENV, find_atc, installed_folders, read_npu_smi
 from llama_adapter.runtime.host_cpus import cpu_quota
-from llama_adapter.runtime.text import one_line
+from llama_adapter.runtime.text import counted, one_line
 from llama_adapter.runtime.user_cache import cache_note
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def look_at_torch() -> dict[str, Any]:
     count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
     limit = "" if quota is None else f" (the quota of its cgroup is {quota:g} processors)"
     return ok(
-        f"{torch.__version__}, {threads} thread{'' if threads == 1 else 's'}{limit}",
+        f"{torch.__version__}, {counted(threads, 'thread')}{limit}",
         gpus=[torch.cuda.get_device_name(index) for index in range(count)],
         has_gpu_build=torch.version.cuda is not None,
     )

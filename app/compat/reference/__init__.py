@@ -1,1 +1,1 @@
-"""Runs programs of OpenGVLab/LLaMA-Adapter unchanged: provides the module `llama`, implemented with a captioner."""
+"""Runs programs of LLaMA-Adapter and MindFormers unchanged, with our modules `llama` and `mindformers`."""

@@ -26,6 +26,7 @@ from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.given import require_least
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.problems import Problem
+from llama_adapter.runtime.text import counted
 
 # Ray reads these when it is imported. Values that the user has set are kept.
 _ENVIRONMENT = {
@@ -157,9 +158,7 @@ def _check_reachable(address: str) -> None:
 def _described(*, address: str) -> str:
     import ray
 
-    alive = machines()
-    number = "1 machine" if len(alive) == 1 else f"{len(alive)} machines"
-    return f"Ray {ray.__version__} {address}: {number}"
+    return f"Ray {ray.__version__} {address}: {counted(len(machines()), 'machine')}"
 
 
 def _quieten() -> None:

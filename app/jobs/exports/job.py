@@ -24,7 +24,7 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import counted, shown_name
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl"]
@@ -71,7 +71,7 @@ class ExportRecordsJob:
         if self.suffix is not None and not _SUFFIX.fullmatch(self.suffix):
             raise ValueError(f"wanted a suffix such as .caption, got {self.suffix!r}")
         if self.suffix is not None and self.suffix.lower() in PICTURE_SUFFIXES:
-            raise ValueError(f"{self.suffix} is the suffix of pictures: choose another one for texts")
+            raise ValueError(f"suffix {self.suffix} is that of pictures: choose another one for texts")
         outputs.Template(self.template or "{text}")  # raises for other fields
         Rule.from_flags(self.threshold, self.abstain)  # raises for numbers out of range
 
@@ -103,7 +103,7 @@ def run_export_records(job: ExportRecordsJob) -> int:
             write(rows, file)
     where = f"in `{place}`" if place is not None else "on stdout"
     num_rows = found.num_pictures if job.to in _ONE_A_PICTURE else found.num_taken
-    _say(job, f"{num_rows - refusals.count} records {where}; {_left_out(found)}")
+    _say(job, f"{counted(num_rows - refusals.count, 'record')} {where}; {_left_out(found)}")
     return _tell(refusals)
 
 
@@ -115,20 +115,17 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
         for row in rows:
             files.write(row.picture, template.fill(row, in_one_line=job.to == "sidecars"))
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
-    _say(job, f"{files.num_written} texts written, {files.num_same} were there already{kept}; {_left_out(found)}")
+    _say(job, f"{counted(files.num_written, 'text')} written, {files.num_same} there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
         picture, name = map(shown_name, files.other_name)
-        _say(
-            job,
-            f"note: {files.num_other_names} texts have other names, because two pictures have the same name without "
-            f"suffix, such as `{name}` for `{picture}`: other programs may not find them",
-        )
+        note = f"note: {counted(files.num_other_names, 'text')} got another name, as two pictures differ by suffix only"
+        _say(job, f"{note}, such as `{name}` for `{picture}`: other programs may not find them")
     exit_code = _tell(files.refusals)
     if files.outside is not None:
         folders = ", ".join(f"`{shown_name(folder)}`" for folder in below) or "no folder"
         named = "FOLDER" if files.outside == os.sep else shlex.quote(shown_name(files.outside))
         say(
-            f"hint: {files.num_outside} pictures are not in {folders}, where texts may be written; "
+            f"hint: texts may be written in {folders}, and not for {counted(files.num_outside, 'picture')} elsewhere; "
             f"--below {named} allows it there, --out FOLDER collects the texts"
         )
     return exit_code
@@ -142,7 +139,7 @@ def _writable(job: ExportRecordsJob, paths: Iterable[str]) -> list[str]:
     """
     for folder in job.below:
         if not os.path.isdir(folder):
-            raise UsageError(f"Wanted a folder as --below, got `{shown_name(folder)}`")
+            raise UsageError(f"Wanted a folder that exists as --below, got `{shown_name(folder)}`")
     if job.below:
         return list(job.below)
     folders = [os.getcwd(), *(os.path.dirname(os.path.abspath(path)) for path in paths)]
@@ -234,11 +231,7 @@ def _check(job: ExportRecordsJob, found: Survey, decider: Decider) -> None:
         )
     if found.num_repeated:
         which = "the last one counts" if job.to in _ONE_A_PICTURE else "all are kept"
-        _say(
-            job,
-            f"note: {found.num_repeated} answers were given again, by another model, in another way or for another "
-            f"content: {which}",
-        )
+        _say(job, f"note: {counted(found.num_repeated, 'answer')} came again (new model, settings or content): {which}")
     if decider.calibration is not None:
         _check_calibration(job, found, decider, decider.calibration)
 

@@ -53,7 +53,7 @@ def format_calibration(calibration: Calibration, *, mistakes: Sequence[Mistake] 
     more += [f"note: {note}" for note in _notes(found)]
     lines += ["", *more] if more else []
     if mistakes:
-        lines += ["", f"{len(mistakes)} answers differ from their labels, the most confident first:"]
+        lines += ["", f"answers that differ from their labels: {len(mistakes)}, the most confident first:"]
         for one in mistakes[:_NUM_MISTAKES]:
             place = f"line {one.line}, " if one.line else ""  # pictures in folders have no line
             lines.append(f"  {place}{one.picture}: {one.answer} ({one.probability:.2f}), labelled {one.label}")

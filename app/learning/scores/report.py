@@ -14,7 +14,7 @@ from llama_adapter.app.learning.scores.intervals import Draws, Figure
 from llama_adapter.app.learning.scores.scoring import SHARES, Scores
 from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.views import data_address, view_pixels
-from llama_adapter.runtime.text import markdown_text, shown_excerpt, shown_name, shown_text
+from llama_adapter.runtime.text import counted, markdown_text, shown_excerpt, shown_name, shown_text
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 from llama_adapter.vision.image import load_picture
@@ -279,8 +279,7 @@ def thumbnail_of(source: object) -> str | None:
 
 def _sentence(scores: Scores) -> str:
     what = {"choices": "answers out of given choices", "open": "open answers", "captions": "captions"}[scores.task]
-    pictures = "1 picture" if scores.num_pictures == 1 else f"{scores.num_pictures:,} pictures"
-    return f"{scores.num_examples:,} {what}, {pictures}."
+    return f"{scores.num_examples:,} {what}, {counted(scores.num_pictures, 'picture')}."
 
 
 def _visible(value: Any) -> Any:

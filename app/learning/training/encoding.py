@@ -26,7 +26,7 @@ from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.spec import DEFAULT_PICTURE_TIMEOUT_S
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import counted, shown_name
 from llama_adapter.runtime.user_cache import cache_fault, cache_folder, is_temporary
 
 _FOLDER: Final = "encoded"
@@ -76,13 +76,13 @@ def encode_all(
     num_pictures = len(pictures) + len(data.unreadable)
     is_shown = ranks.is_first and not job.quiet
     if is_shown and len(pictures) >= _MANY:
-        say(f"looking for the encodings of {len(pictures):,} pictures")
+        say(f"looking for the encodings of {counted(len(pictures), 'picture')}")
     missing = cache.missing(pictures)
     if ranks.is_first:
         cache.require_room(len(missing))
     own = missing[ranks.rank :: ranks.size]
     if is_shown and missing:
-        say(f"encoding {len(missing):,} pictures" if len(missing) > 1 else "encoding a picture")
+        say(f"encoding {counted(len(missing), 'picture')}")
     spec = dataclasses.replace(job.spec.pictures, channel_order=model.vision_config.channel_order)
     reader = IsolatedReader(spec, pixels=model.vision_config.clip.pixels, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
 

@@ -185,8 +185,7 @@ class TrainJob:
             raise ValueError(f"out must be the name of a .pth file, got {self.out!r}")
         if not (self.validation >= 0 and self.test >= 0 and self.validation + self.test < 1):
             raise ValueError(
-                f"validation and test are shares of the pictures, and leave some to learn: got {self.validation} and "
-                f"{self.test}"
+                f"validation and test are shares that leave some to learn, got {self.validation} and {self.test}"
             )
         if not 0 <= self.most_unreadable <= 1:
             raise ValueError(f"most_unreadable must lie in 0..1, got {self.most_unreadable}")

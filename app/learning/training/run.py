@@ -54,7 +54,7 @@ from llama_adapter.runtime.partial import remove_leftovers
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.terminal.run_guarded import terminated_as_interrupted
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import shown_name, shown_text
+from llama_adapter.runtime.text import counted, shown_name, shown_text
 
 _STATUS: Final = Path("/proc/self/status")
 _INTERRUPTED: Final = "the run was interrupted."
@@ -235,8 +235,8 @@ class _Training:
             self._tell("interrupted while the picture tower is trained; --resume goes on from here")
             return False
         if data.validation and (right := eye.are_right(data.validation)):
-            share = sum(right) / len(right)
-            self._tell(f"the picture tower tells {share:.1%} of {len(right):,} validation examples apart")
+            share, what = sum(right) / len(right), counted(len(right), "validation example")
+            self._tell(f"the picture tower alone answers {share * 100:.1f} % of {what} right")
         self._encodings = eye.finished(data)
         return True
 
@@ -281,8 +281,8 @@ class _Training:
         each = -(-len(data.train) // job.optimisation.batch_size)
         self._tell(
             f"examples: {len(data.train):,} to learn, {len(data.validation):,} for validation, {len(data.test):,} for "
-            f"the test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,}, {num_steps / each:.4g} "
-            f"epochs, highest learning rate {job.lr:g}"
+            f"the test; {num_steps:,} steps of {job.optimisation.step_size(len(data.train)):,} (epochs: "
+            f"{num_steps / each:.4g}), highest learning rate {job.lr:g}"
         )
         if (few := data.few_of_classes()) is not None:
             self._tell(f"note: {few}")
@@ -396,7 +396,7 @@ class _Training:
         if compared > _MOST_TEST_COMPARED:
             return [], f"they have {compared:,} choices to compare, which takes long."
         if not self._job.quiet:
-            say(f"scoring {len(data.test):,} test examples")
+            say(f"scoring {counted(len(data.test), 'test example')}")
         try:
             with interruption.raised():
                 return results.score_test(self._job, spec, data), ""

@@ -70,7 +70,7 @@ class Yardstick:
         way = f", {NUM_FOLDS}-fold cross-validation (95 % interval)" if self.probes else ""
         exact = "" if self.exact is None else f", to the letter {_share(self.exact)}"
         lines = [
-            f"yardstick: {SHOWN[self.task]} on {self.constant.count:,} {part} examples{way}",
+            f"simple methods: {SHOWN[self.task]} on {self.constant.count:,} {part} examples{way}",
             f"  {self.rows[0][0]} {self._shown(self.constant)}{exact}",
         ]
         for on in dict.fromkeys(one.on for one in self.probes):

@@ -12,6 +12,7 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.lint import Complaint
 from llama_adapter.runtime.terminal.run_guarded import forget_stdout
 from llama_adapter.runtime.terminal.stderr_lines import say
+from llama_adapter.runtime.text import counted
 
 if TYPE_CHECKING:  # it imports torch, which `export om` does without
     from llama_adapter.vision.export import Parity
@@ -40,11 +41,10 @@ def told_complaints(complaints: Sequence[Complaint]) -> Iterator[str]:
 
 def told_parity(parity: "Parity") -> str:
     """The result of a comparison as one line, which begins with the verdict."""
-    pictures = "1 picture" if parity.num_pictures == 1 else f"{parity.num_pictures} pictures"
     return (
         f"{'same results as torch' if parity.ok else 'other results than torch'}: largest difference "
         f"{parity.max_abs:.1e} of {parity.tolerance:.1e} allowed, mean {parity.mean_abs:.1e}, "
-        f"least cosine {parity.cosine_min:.7f}, over {pictures}"
+        f"least cosine {parity.cosine_min:.7f}, over {counted(parity.num_pictures, 'picture')}"
     )
 
 

@@ -15,7 +15,7 @@ from llama_adapter.app.models.named.getting import Consent, obtain
 from llama_adapter.app.models.named.hub_source import SCHEME
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.settings.setting import nearest
+from llama_adapter.runtime.settings.setting import meant
 
 FIELDS: Final[Mapping[str, Kind]] = {"llama_dir": "llama", "adapter": "adapter", "clip": "clip"}
 # Fields of a spec that decide which number format fits the memory.
@@ -115,10 +115,10 @@ def parts_of(name: str) -> dict[str, Part]:
         return {"model": Part.at(name, "adapter")}  # it need not be a LLaMA with a tokenizer
     parts = {str(kind): part for kind, part in find_parts(name).items()}
     if not parts:
-        similar = nearest(name.lower(), [one for entries in read_catalogue().values() for one in entries])
+        similar = meant(name.lower(), [one for entries in read_catalogue().values() for one in entries])
         raise UsageError(
             f"The catalogue has no model `{name}`",
-            hint=(f"`{similar}` may be meant; " if similar else "")
+            hint=(f"{similar}; " if similar else "")
             + "`llama-adapter get --list` lists its names; hf:OWNER/NAME is a repository of the Hugging Face Hub",
         )
     return parts

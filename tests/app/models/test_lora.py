@@ -366,7 +366,7 @@ def test_commands_that_merge_a_lora_of_another_base_tell_it(
 
 
 def test_fields_that_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="lora goes with a model of torch"):
+    with pytest.raises(ValueError, match="lora and decoder exclude each other"):
         CaptionerSpec(decoder="folder", lora=["x"])
     with pytest.raises(ValueError, match="lora must be folders"):
         CaptionerSpec(lora=[""])

@@ -17,6 +17,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.memory_plan import MemoryPlan
 from llama_adapter.llm.picture_format import PictureFormat
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.vision.config import ClipConfig, ConnectorConfig, VisionConfig
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, model_options
@@ -131,6 +132,22 @@ def test_without_devices_this_machine_is_answered_for(run: Run, monkeypatch: pyt
         assert one["least"]["pictures_per_s"] > 0
     large = json.loads(run("doctor", "--plan", "400000x4x4x4", "--json").out)["this_machine"]
     assert {(one["rows"], one["least"]) for one in large["formats"]} == {(0, None)}
+
+
+def test_the_page_of_large_models_has_what_the_command_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured rates and the free memory are those of the page."""
+    page = (Path(__file__).parents[3] / "docs" / "large-models.md").read_text(encoding="utf-8")
+    planning, rates = "llama_adapter.app.command_line.doctor.planning", iter([481e9, 961e9, 1526e9, 1539e9])
+    monkeypatch.setattr(f"{planning}.measure_bandwidth", lambda backend: 43.8e9)
+    monkeypatch.setattr(f"{planning}.measure_matmul", lambda *_, **__: next(rates))
+    monkeypatch.setattr(CpuBackend, "free_bytes", lambda backend: 24_500_000_000)
+    machine, _, devices = run("doctor", "--plan", "7B").out.partition("\n\nLLaMA 7B")
+    larger = page.partition("`llama-adapter doctor --plan 65B` gives")[2].split("```")[1].strip().splitlines()
+
+    assert f"LLaMA 7B{devices}" in page
+    assert set(larger) < set(run("doctor", "--plan", "65B", "--devices", "1,2,4,8").out.splitlines())
+    if CpuBackend().computes_in("int4", torch.float32):  # else, weights are widened
+        assert machine in page
 
 
 def test_the_least_times_follow_from_the_sizes() -> None:

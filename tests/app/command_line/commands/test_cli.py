@@ -248,6 +248,8 @@ def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_flo
 
     assert (made.code, made.out, again.code) == (0, "", 1)
     assert "MB in int8" in made.err
+    split = run("convert", "--model", bundle, "--out", str(tmp_path / "split"))
+    assert (split.code, "--tensor-parallel is missing" in split.err) == (2, True)
     for _ in range(2):  # the second time, the answers of this precision are reused
         for precision in ("int8", "float"):
             assert run("caption", sample, "--model", bundle, "--out", answers, "--precision", precision).code == 0
@@ -262,6 +264,19 @@ def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
     assert "--recursive --out captions.jsonl" in main.out
     assert main.out.index("export-records") < main.out.index("    convert ")
     assert caption.out.index("\noutput:") < caption.out.index("\nmodel:")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_help_fits_the_terminal_and_breaks_no_flag(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    parser = build_parser()
+    texts = [command.format_help("all") for command in parser.commands().values()]
+    lines = "\n".join([parser.format_help(), *texts]).splitlines()
+    prose = [line for line in lines if line and not line.startswith((" ", "usage:"))]
+
+    assert len(prose) > 100
+    assert not [line for line in prose if len(line) > min(columns, 120)]
+    assert not [line for line in lines if line.endswith("-") and "--" in line]
 
 
 def test_removed_current_folder_is_a_usage_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,7 @@ def test_without_a_place_the_table_goes_to_stdout(answers: Answers, capfdbinary:
     assert answers.export("csv", "-", quiet=True) == ExitCode.OK
     out, talk = capfdbinary.readouterr()
     assert out.count(b'"a.png"') == 2
-    assert talk == b"1 records on stdout; 0 without an answer, 0 superseded\n"
+    assert talk == b"1 record on stdout; 0 without an answer, 0 superseded\n"
 
 
 # Decisions

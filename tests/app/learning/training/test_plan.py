@@ -150,6 +150,9 @@ def test_7b_is_planned_without_a_model(run: Run) -> None:
     assert plans[0]["trained"] == pytest.approx(3 * 4 * 63_095_552, rel=0.02), "the released BIAS-7B"
     assert 1.6 * plans[0]["flops"] > 4 * 6.7e9 * 16 * 512, "at least two passes over all weights"
     assert plans[0]["seconds"] == pytest.approx(plans[0]["flops"] / 4e14 + plans[0]["traffic"] / 2e12)
+    for one in plans:
+        gigabytes = " | ".join(f"{one[part] / 1e9:.2f}" for part in ("frozen", "trained", "computing", "peak"))
+        assert f" {one['rows']} | {gigabytes} | {one['seconds']:.2f} |" in page
     refused = run("train", "--plan", "7X")
     assert refused.code == 2
     assert "7X" in refused.err

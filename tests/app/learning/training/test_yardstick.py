@@ -46,7 +46,7 @@ def test_probes_find_what_the_vectors_show_and_nothing_in_noise() -> None:
     assert best.low < accuracy["linear", FEATURES] <= best.high
     lines = found.lines()
     assert lines[:2] == [
-        "yardstick: accuracy on 100 training examples, 5-fold cross-validation (95 % interval)",
+        "simple methods: accuracy on 100 training examples, 5-fold cross-validation (95 % interval)",
         "  always “ring” 60.0 %",
     ]
     assert [line.split(":")[0] for line in lines[2:]] == ["  small grey pixels", "  the encoder's features"]
@@ -77,7 +77,7 @@ def test_one_answer_for_all_is_scored_as_an_adapter_is() -> None:
     asked = [["Yes!"], ["yes", "no"], ["no"], ["maybe"]]
     found = measure_answers([("", one) for one in learned], [("", one) for one in asked])
     assert (found.task, found.answer, found.constant.value, found.exact) == ("open", "yes", 0.5, 0.25)
-    lines = ["yardstick: right answers on 4 test examples", "  always “yes” 50.0 %, to the letter 25.0 %"]
+    lines = ["simple methods: right answers on 4 test examples", "  always “yes” 50.0 %, to the letter 25.0 %"]
     assert found.lines() == lines
     star, ring = "a red star at the left", "a blue ring at the top right"
     asked = [[star, "one star is red"], [ring], ["a disc and a small red star"]]
