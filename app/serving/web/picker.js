@@ -138,8 +138,12 @@ for (const kind of ['dragenter', 'dragover', 'dragleave', 'drop']) {
         take(files, folders.map((entry) => `\`${entry.name}\` is a folder, and folders cannot be dropped.`));
     });
 }
+
+// Office programs copy a picture of the text, too. A copied picture may have HTML, but without text.
+const isText = (data) => new DOMParser().parseFromString(data.getData('text/html'), 'text/html').body.textContent.trim() !== '';
+
 document.addEventListener('paste', (event) => {
-    if (!brings(event.clipboardData)) return;
+    if (!brings(event.clipboardData) || (event.target.closest('textarea, input') && isText(event.clipboardData))) return;
     event.preventDefault();
     take(Array.from(event.clipboardData.files));
 });
