@@ -34,12 +34,6 @@ function refuse(problem) {
     release(false);
 }
 
-function button(text, press) {
-    const one = Object.assign(document.createElement('button'), {type: 'button', className: 'la-chip', textContent: text});
-    one.addEventListener('click', press);
-    return one;
-}
-
 function take(files, refused = []) {
     const chosen = files.slice(0, Number(maxFiles));
     const fitting = chosen.filter((file) => file.size <= Number(maxBytes));
@@ -62,7 +56,8 @@ function take(files, refused = []) {
     bar.setAttribute('aria-label', `Upload of ${name}`);
     const percent = document.createElement('strong');
     percent.textContent = '0%';
-    const cancel = button('Cancel', () => { request.abort(); refuse('The upload was cancelled.'); });
+    const cancel = Object.assign(document.createElement('button'), {type: 'button', className: 'la-chip', textContent: 'Cancel'});
+    cancel.addEventListener('click', () => { request.abort(); refuse('The upload was cancelled.'); });
     tell(`Uploading ${name}`, {more: [bar, percent, cancel]});
     const sendFrom = (begin, paths) => {
         if (begin >= fitting.length) {
