@@ -159,6 +159,12 @@ def test_choices_give_probabilities_and_the_sliders_decide_without_asking_again(
     expect(visit.page.locator(".la-summary")).to_have_text("1 yes1 no1 failed")
     assert visit.overflow() == 0
     visit.screenshot("batch-choices-phone-dark")
+    visit.page.emulate_media(forced_colors="active")
+    colours = "(one) => [one, one.parentElement].map((each) => getComputedStyle(each).backgroundColor)"
+    for bar in (".la-track i", ".la-batch-bar span"):
+        shown, around = visit.page.locator(bar).first.evaluate(colours)
+        assert shown != around, bar
+    visit.page.emulate_media(forced_colors="none")
     lines = records(visit)
     assert [line["text"] for line in lines] == ["", "yes", "no"]
     assert [sum(line["choice"].values()) for line in lines[1:]] == [pytest.approx(1.0)] * 2
@@ -189,6 +195,10 @@ def test_mistakes_are_explained_and_nothing_is_asked(visit: Visit) -> None:
     add(visit, SAMPLES[0])
     ask(visit, "What is it?", "only one")
     expect(visit.page.get_by_role("alert")).to_contain_text("only one")
+    choices, many = visit.page.get_by_label("Choices (optional)"), ", ".join(map(str, range(1000)))
+    choices.fill("")
+    visit.page.keyboard.insert_text(many)  # as if pasted; `fill` ignores what the box allows
+    expect(choices).to_have_value(many)
     expect(visit.page.locator("#batch-start")).to_be_visible()
 
 

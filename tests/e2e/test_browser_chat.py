@@ -350,6 +350,37 @@ def test_a_picture_is_pasted(visit: Visit) -> None:
 
     expect(last_answer(visit)).to_have_text(CAPTION)
 
+    star = {"name": "image.png", "buffer": (sample_pictures() / "12-red-star.jpg").read_bytes()}
+    visit.page.get_by_label("Question", exact=True).focus()
+    visit.bring("paste", star, texts={"text/plain": "A moon?", "text/html": "<p>A moon?</p>"})  # as Word copies a text
+    ask(visit, "What color is the moon?")
+    expect(last_answer(visit)).to_have_text("yellow")
+    expect_turns(visit, 2)
+    visit.page.get_by_label("Question", exact=True).focus()
+    visit.bring("paste", star, texts={"text/plain": "https://a.example/a.png", "text/html": "<img src='a.png'>"})
+    expect_turns(visit, 0)
+
+
+def test_a_question_has_the_direction_of_its_language_and_is_never_cut(visit: Visit) -> None:
+    choose_sample(visit, "red star")
+    question = visit.page.get_by_label("Question", exact=True)
+    ask(visit, "ما هذا؟ 12!")
+    expect(last_answer(visit)).not_to_be_empty()
+    ends = """(text) => [0, text.length - 1].map((at) => {
+        const range = document.createRange();
+        range.setStart(text, at);
+        range.setEnd(text, at + 1);
+        return range.getBoundingClientRect().x;
+    })"""
+    begin, end = visit.page.evaluate(f"({ends})(document.querySelector('.la-question').lastChild)")
+    assert end < begin  # from right to left
+    expect(question).to_have_css("unicode-bidi", "plaintext")
+
+    question.focus()
+    visit.page.keyboard.insert_text("x" * 20_001)  # as if pasted; `fill` ignores what the box allows
+    visit.press("Ask")
+    expect(visit.page.locator("#chat-log .la-problem")).to_contain_text("20,001 long, 20,000 is the limit")
+
 
 def test_a_picture_is_taken_by_the_camera(visit: Visit) -> None:
     choose_sample(visit, "red star")

@@ -194,7 +194,7 @@ def _unknown_parameter(location: Sequence[str | int]) -> ApiError:
 def _expected(detail: Mapping[str, Any]) -> str:
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):  # pydantic's message quotes the request
         return f"{detail['ctx']['discriminator']} is missing or unknown"
-    message: str = detail["msg"]
+    message: str = detail["msg"].replace("should be None", "should be null")
     return f"{message[0].lower()}{message[1:]}".removeprefix("value error, ").replace(" after validation", "")
 
 

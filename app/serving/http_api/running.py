@@ -53,6 +53,9 @@ class Connection(H11Protocol):
         if self._is_answering and self.scope["method"] == "GET":
             self.transport.close()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """No lines in the log: Java's clients offer HTTP/2 with every request, and are answered in HTTP/1.1."""
+
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -148,12 +148,13 @@ def _refuse_called(tools: list[Any], info: ValidationInfo) -> list[Any]:
     return tools
 
 
-def _as_whole(value: Any) -> Any:
+def as_whole(value: Any) -> Any:
+    """1 for 1.0; everything else as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _as_limit(value: Any) -> Any:
-    return NO_LIMIT if value == -1 else _as_whole(value)
+    return NO_LIMIT if value == -1 else as_whole(value)
 
 
 _by_kind = Discriminator(_kind_of_part, "part_type", "expected the type text or image_url (input_text, input_image)")
@@ -165,7 +166,7 @@ StopTexts = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 NoList = Annotated[list[Any], Field(max_length=0)]
 # Not Literal, which accepts true for 1 and 0 for false.
 No = Annotated[bool, AfterValidator(_refuse_true), Field(json_schema_extra={"const": False})]
-_whole = BeforeValidator(_as_whole)  # accepts 1.0 for 1. Last in each type, so that the JSON schema keeps the limits
+_whole = BeforeValidator(as_whole)  # accepts 1.0 for 1. Last in each type, so that the JSON schema keeps the limits
 One = Annotated[int, Field(ge=1, le=1), _whole]
 NoNumber = Annotated[int, Field(ge=0, le=0), _whole]
 _Positive = Annotated[int, Field(ge=1, le=_INT32)]

@@ -16,7 +16,7 @@ from llama_adapter.app.serving.http_api.errors import PARAMETER, ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_PROPERTIES, MAX_TEXTS
 
 _NOTES: Final = {"title", "description", "default", "examples", "$comment"}
-_OBJECT: Final = {*_NOTES, "$schema", "$defs", "type", "properties", "required", "additionalProperties"}
+_OBJECT: Final = {*_NOTES, "$schema", "$defs", "type", "properties", "required", "additionalProperties", "strict"}
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "boolean": (bool,),

@@ -152,7 +152,7 @@ class _Form:
         elif self._part != b"purpose":
             name = ""
             with suppress(UnicodeDecodeError):
-                name = self._part.decode()
+                name = self._part.decode().partition("[")[0]  # of expires_after[seconds]
             shown = f" `{name}`" if PARAMETER.fullmatch(name) else ""
             raise ApiError(f"Unknown part{shown}, or a second one.", code="unknown_parameter", param=name or None)
 

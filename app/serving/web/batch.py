@@ -113,7 +113,6 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
                 placeholder="Empty: the model's own caption prompt",
                 lines=1,
                 max_lines=5,
-                max_length=limits.max_prompt_chars,
                 elem_id="batch-question",
             )
             boxes = [
@@ -121,7 +120,6 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
                     label=widget.label,
                     info=widget.info,
                     max_lines=1,
-                    max_length=2_000,
                     elem_id=f"batch-{option.name}",
                 )
                 for option in events.options

@@ -85,7 +85,6 @@ def build_chat(
                         min_width=120,
                         lines=1,
                         max_lines=5,
-                        max_length=service.limits.max_prompt_chars,
                         elem_id="chat-question",
                     )
                     ask = gr.Button("Ask", variant="primary", elem_id="chat-ask", min_width=90, scale=0)

@@ -191,7 +191,7 @@ class ClosedRoutes:
         path = path_of(scope) or "/"
         app = self._app
         if not is_open(scope["method"], path):
-            app = PlainTextResponse("Not found. The page is at the root.", 404)
+            app = PlainTextResponse("Not found. The page is at the root, the API of `web` below /v1/.", 404)
         elif is_of_other_origin(scope) and not _is_link(scope):
             app = PlainTextResponse("Requests from other sites are refused.", 403)
         headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]

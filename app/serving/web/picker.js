@@ -34,12 +34,6 @@ function refuse(problem) {
     release(false);
 }
 
-function button(text, press) {
-    const one = Object.assign(document.createElement('button'), {type: 'button', className: 'la-chip', textContent: text});
-    one.addEventListener('click', press);
-    return one;
-}
-
 function take(files, refused = []) {
     const chosen = files.slice(0, Number(maxFiles));
     const fitting = chosen.filter((file) => file.size <= Number(maxBytes));
@@ -62,7 +56,8 @@ function take(files, refused = []) {
     bar.setAttribute('aria-label', `Upload of ${name}`);
     const percent = document.createElement('strong');
     percent.textContent = '0%';
-    const cancel = button('Cancel', () => { request.abort(); refuse('The upload was cancelled.'); });
+    const cancel = Object.assign(document.createElement('button'), {type: 'button', className: 'la-chip', textContent: 'Cancel'});
+    cancel.addEventListener('click', () => { request.abort(); refuse('The upload was cancelled.'); });
     tell(`Uploading ${name}`, {more: [bar, percent, cancel]});
     const sendFrom = (begin, paths) => {
         if (begin >= fitting.length) {
@@ -138,8 +133,12 @@ for (const kind of ['dragenter', 'dragover', 'dragleave', 'drop']) {
         take(files, folders.map((entry) => `\`${entry.name}\` is a folder, and folders cannot be dropped.`));
     });
 }
+
+// Office programs copy a picture of the text, too. A copied picture may have HTML, but without text.
+const isText = (data) => new DOMParser().parseFromString(data.getData('text/html'), 'text/html').body.textContent.trim() !== '';
+
 document.addEventListener('paste', (event) => {
-    if (!brings(event.clipboardData)) return;
+    if (!brings(event.clipboardData) || (event.target.closest('textarea, input') && isText(event.clipboardData))) return;
     event.preventDefault();
     take(Array.from(event.clipboardData.files));
 });

@@ -9,6 +9,7 @@ from gradio.components import Component
 from PIL import Image
 
 from llama_adapter.app.pictures.reading.views import data_address
+from llama_adapter.app.serving.http_api.schemas import as_whole
 from llama_adapter.app.serving.web.html import render
 from llama_adapter.app.serving.web.uploads import Upload, uploads_of
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -147,10 +148,10 @@ def sampling_of(
 ) -> SamplingParams:
     """Sampling parameters from the values that a browser sent. Raises ValueError for a wrong type or range."""
     params = SamplingParams(
-        max_new_tokens=_whole(max_new_tokens),
+        max_new_tokens=as_whole(max_new_tokens),
         temperature=temperature,
         top_p=top_p,
-        top_k=_whole(0 if top_k is None else top_k),
+        top_k=as_whole(0 if top_k is None else top_k),
         seed=_seed(seed),
         min_p=min_p,
         presence_penalty=presence_penalty,
@@ -166,7 +167,3 @@ def _seed(value: Any) -> int | None:
     if text and not text.removeprefix("-").isdecimal():
         raise ValueError(f"The seed must be a whole number or empty, got {text[:20]!r}")
     return int(text) if text else None
-
-
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value

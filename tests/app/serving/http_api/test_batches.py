@@ -340,6 +340,12 @@ def test_files_are_private_and_named_by_us(client: httpx.Client, folder: Path) -
     assert not [name for name in names if not name.startswith(("file-", "batch_")) and name != "lock"]
 
 
+def test_a_part_that_is_not_known_is_named(client: httpx.Client) -> None:
+    data = {"purpose": "batch", "expires_after[seconds]": "3600"}  # as OpenAI's library sends it
+    error = client.post("/v1/files", files={"file": b"x"}, data=data).json()["error"]
+    assert (error["message"], error["param"]) == ("Unknown part `expires_after`, or a second one.", "expires_after")
+
+
 @pytest.mark.parametrize("file_id", ["file-0", "..%2Flock", "%2e%2e%2flock", "file-1/../../lock", "lock"])
 def test_no_id_leads_out_of_the_folder(client: httpx.Client, file_id: str) -> None:
     for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{file_id}"):

@@ -100,6 +100,17 @@ def test_keep_alive_after_an_answer(client: socket.socket) -> None:
         assert b"closed" not in answer
 
 
+def test_an_offer_of_http_2_is_answered_and_leaves_no_line(
+    client: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.settimeout(5)
+    offer = b"\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEA\r\n\r\n"
+    with caplog.at_level("INFO"):
+        client.sendall(ASKED.replace(b"\r\n\r\n", offer))
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+    assert [record for record in caplog.records if "pgrade" in record.message or "WebSocket" in record.message] == []
+
+
 def test_connections_far_beyond_the_limit_leave_files_for_the_others() -> None:
     with served(application, http=Connection, limit_concurrency=3) as url, ExitStack() as stack:
         first, *others = [stack.enter_context(closing(connected(url))) for _ in range(60)]

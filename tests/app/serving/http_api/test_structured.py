@@ -74,6 +74,7 @@ def test_references_to_definitions_are_followed() -> None:
     [
         ({"properties": {"colour": COLOUR, "star": STAR}}, ["blue", "no"], {"colour": "blue", "star": False}),
         ({"properties": {"caption": CAPTION}}, ['a "red"\nstar'], {"caption": 'a "red"\nstar'}),
+        ({"properties": {"star": STAR}, "strict": True}, ["yes"], {"star": True}),  # as Home Assistant writes it
         ({"properties": {"n": {"enum": [1, 2.5, True]}}}, ["2.5"], {"n": 2.5}),
         (COLOUR, ["red"], "red"),
         ({"type": "boolean"}, ["no"], False),

@@ -117,12 +117,13 @@ class Browser:
         return page
 
 
-_BRING = """([kind, files]) => {
+_BRING = """([kind, files, texts]) => {
     const transfer = new DataTransfer();
     for (const {name, mimeType, buffer} of files) {
         const bytes = Uint8Array.from(atob(buffer), one => one.charCodeAt(0));
         transfer.items.add(new File([bytes], name, {type: mimeType}));
     }
+    for (const [type, text] of Object.entries(texts)) transfer.setData(type, text);
     const options = {bubbles: true, cancelable: true};
     if (kind === 'paste') {
         document.activeElement.dispatchEvent(new ClipboardEvent('paste', {...options, clipboardData: transfer}));
@@ -195,13 +196,16 @@ class Visit:
         cut = ("AbortError", "Connection errored out")
         self.complaints = [one for one in self.complaints if not any(words in one for words in cut)]
 
-    def bring(self, kind: str, *files: Path | dict[str, Any]) -> None:
-        """Drop or paste (`kind`) files, given as paths or as dictionaries with name, mimeType and buffer."""
+    def bring(self, kind: str, *files: Path | dict[str, Any], texts: dict[str, str] | None = None) -> None:
+        """Drop or paste (`kind`) files, given as paths or as dictionaries with name, mimeType and buffer.
+
+        `texts` are those beside them, by their types.
+        """
         sent = [file if isinstance(file, dict) else {"name": file.name, "buffer": file.read_bytes()} for file in files]
         # As a list of numbers, a megabyte would take ten seconds to reach the browser.
         coded = [base64.b64encode(file["buffer"]).decode() for file in sent]
         brought = [{"mimeType": "image/png", **file, "buffer": code} for file, code in zip(sent, coded, strict=True)]
-        self.page.evaluate(_BRING, [kind, brought])
+        self.page.evaluate(_BRING, [kind, brought, texts or {}])
 
     @contextmanager
     def slow_uploads(self) -> Iterator[None]:

@@ -61,6 +61,7 @@ def test_paths_are_those_below_the_mount() -> None:
     assert ask("GET", "/ui/theme.css", root_path="/ui")[0].status == 200
     answer, has_reached = ask("GET", "/ui/monitoring", root_path="/ui")
     assert (answer.status, has_reached) == (404, False)
+    assert b"/v1/" in answer.sent[-1]["body"]  # clients of other interfaces, such as Ollama's, ask here
 
 
 HOST = "127.0.0.1:7860"
