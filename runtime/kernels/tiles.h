@@ -53,6 +53,9 @@ typedef struct {
  * 16 KB ahead into the L2 cache and 2 KB ahead into the L1 cache. Prefetching may read beyond the end of the weights; it
  * never faults. */
 enum { NO_FETCH = 0, NEAR = 1, DEEP = 2 };
+/* 0 on AMD's processors with an L1 cache of 32 KB, which fetch a stream better themselves: 1 to 6 rows of SmolLM2-135M in
+ * bfloat16, and 1 to 3 in int8 or int4, take 6 to 15 % less time on Zen 4. At 0, a fetch names the line that is read
+ * anyway. */
 static int64_t near_bytes = 8192;
 
 ALWAYS_INLINE void fetch_ahead(const int fetch, const void *weights) {
