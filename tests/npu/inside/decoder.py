@@ -41,11 +41,10 @@ def results(
     precision: Any = FLOAT,
     num_requests: int = NUM_REQUESTS,
     num_tokens: int = 4,
-    num_slots: int = 3,
 ) -> dict[str, Any]:
     toy = toy_decoder(config)
     state = convert_precision(toy.state_dict(), toy, dtype=dtype, wanted=precision)
-    runner = open_runner(config, state, backend=backend, num_slots=num_slots, operators=wanted, mode=mode)
+    runner = open_runner(config, state, backend=backend, num_slots=3, operators=wanted, mode=mode)
     engine = Engine(runner, eos_id=2)
     prompts = toy_prompts(num_requests)
     prefixes = engine.project_prefix(toy_visual_queries(num_requests, config=config))

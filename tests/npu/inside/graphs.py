@@ -127,7 +127,7 @@ def acted_out(mode: GraphOps) -> Iterator[None]:
 def comparisons() -> dict[str, Any]:
     """Answers with and without graphs, in float32, and in 4 bits with a head in float16.
 
-    Each number of rows compiles for seconds, so there are two rows at most.
+    Each number of rows compiles for seconds, so in 4 bits there are two rows at most.
     In float32, eager steps run as users run them. In 4 bits, they use the operators of graphs, because in half
     precision the fused rotation of eager steps rounds elsewhere.
     """
@@ -151,7 +151,7 @@ def comparisons() -> dict[str, Any]:
 
     backend_class.compile = compile_without_modes
     warnings.simplefilter("ignore")
-    found = {"float32": _comparison(backend, decoder.FUSED, dtype=torch.float32, num_slots=2)}
+    found = {"float32": _comparison(backend, decoder.FUSED, dtype=torch.float32)}
     backend_class.choose_operators = choose_as_in_graphs
     short = {"num_requests": 2, "num_tokens": 6}
     found["int4"] = _comparison(backend, few_bits.CONFIG, dtype=torch.float16, precision="int4", **short)
