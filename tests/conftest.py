@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Processes with another HOME use the kernels that are already compiled.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+
+# Without kept bytecode, each process that tests start would compile all of our modules, and each of pytest all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Clusters that programs start would have a process for each core that waits for a task.
 os.environ.setdefault("RAY_prestart_worker_first_driver", "0")

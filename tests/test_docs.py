@@ -47,12 +47,14 @@ def runnable_blocks(page: str) -> list[tuple[str, str]]:
 
 
 def blocks_to_run() -> dict[str, list[tuple[str, str]]]:
-    """The blocks by page. What a translation ends with and an English page has too is run there."""
+    """The blocks by page. What a translation and an English page have is run for the latter.
+
+    So other blocks of the translation need no files of it.
+    """
     found = {page: runnable_blocks((ROOT / page).read_text(encoding="utf-8")) for page in PAGES}
     english = [block for page, blocks in found.items() if page not in TRANSLATED for block in blocks]
     for page in TRANSLATED:
-        while found[page] and found[page][-1] in english:
-            found[page].pop()
+        found[page] = [block for block in found[page] if block not in english]
     return {page: blocks for page, blocks in found.items() if blocks}
 
 

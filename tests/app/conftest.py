@@ -1,10 +1,12 @@
 """Fixtures of the tests of `app`."""
 
+import dataclasses
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,46 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Ran(code, out, err)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def models_placed_once() -> Iterator[Callable[[], None]]:
+    """A model that was loaded before has the same weights, and a runner of its own, while its files are the same.
+
+    For files whose tests load the same models again and again and are not about loading, which takes half of their
+    time. Returns a function that forgets the models, for tests that change how they are loaded.
+    """
+    from llama_adapter.app.captioning import assemble
+    from llama_adapter.app.models import memory_fit
+    from llama_adapter.app.models.known import marks_of
+
+    known: dict[str, tuple[Any, Any]] = {}
+    load, place = assemble.assemble_with_torch, memory_fit.place_decoder
+    placed: list[Any] = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        placed.append(place(*arguments, **options))
+        return placed[-1]
+
+    def assembled(spec: Any) -> Any:
+        marks = marks_of(spec)
+        if marks is None:  # on another device, with other processes, or as large as the memory
+            return load(spec)
+        key = repr((spec, sorted(marks.items())))
+        if key not in known:
+            placed.clear()
+            parts = load(spec)
+            if not placed:
+                return parts
+            known[key] = parts, placed.pop()
+            return parts
+        parts, decoder = known[key]
+        return dataclasses.replace(parts, runner=decoder.runner(parts.runner.config.num_slots))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(assemble, "assemble_with_torch", assembled)
+        patched.setattr(memory_fit, "place_decoder", noted)
+        yield known.clear
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import NAMES, ROOT, model_flags, model_options
 from tests.parity.exported import golden_onnx
 
+pytestmark = pytest.mark.usefixtures("models_placed_once")
+
 BROKEN = ROOT / "assets" / "broken"
 HERE = ["--reader", "thread"]
 ENCODER = model_flags()[4:]  # adapter and CLIP, without LLaMA

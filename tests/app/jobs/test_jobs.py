@@ -35,6 +35,8 @@ from scripts.train_embedded.familiar import fit_queries
 from tests.app.command import Run
 from tests.app.golden import NAMES, model_flags, model_options, picture
 
+pytestmark = pytest.mark.usefixtures("models_placed_once")
+
 COMMON = [*model_flags(), "--max-new-tokens", "4"]
 REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
 
@@ -350,7 +352,11 @@ def test_failures_follow_a_move_and_an_answer_supersedes_them(
 
 
 def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
-    run: Run, out: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    out: Path,
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    models_placed_once: Callable[[], None],
 ) -> None:
     told = "--dtype float32 continues them"
     run(*command, "--dtype", "float32")
@@ -359,6 +365,7 @@ def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
     assert (len(records_in(out)), told in same.err) == (len(NAMES), False)
 
     monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
+    models_placed_once()
     other, again = run(*command), run(*command)
     assert (len(records_in(out)), told in other.err, told in again.err) == (2 * len(NAMES), True, False)
     assert [one.spec["dtype"] for one in read_manifest(out)] == ["float32", "float32", "bfloat16", "bfloat16"]

@@ -12,6 +12,8 @@ from llama_adapter.app.jobs.records.record import read_records
 from tests.app.command import Run
 from tests.app.golden import GOLDEN, model_flags, model_options
 
+pytestmark = pytest.mark.usefixtures("models_placed_once")
+
 COMMON = [*model_flags(), "--max-new-tokens", "6"]
 LLAMA = ["--llama-dir", str(GOLDEN / "LLaMA"), "--llama-type", "TINY", "--max-new-tokens", "6"]
 

@@ -21,6 +21,8 @@ from llama_adapter.runtime.settings.shown import format_settings
 from tests.app.command import Run
 from tests.app.golden import case, case_runs, model_flags, picture
 
+pytestmark = pytest.mark.usefixtures("models_placed_once")
+
 SHORT = ["--max-new-tokens", "6"]
 
 

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from llama_adapter import Captioner
+from llama_adapter.app.learning.scores import scoring
+from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.scoring import Scores
 from llama_adapter.app.learning.training import eye, results, stepping
 from llama_adapter.app.learning.training.cache import EncodedCache
@@ -64,9 +66,13 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_curves() -> Iterator[None]:
-    """Runs in this process draw no curves, except in the first test: they take a fifth of such a short run."""
+    """Runs in this process draw no curves, except in the first test, and their intervals are of few draws.
+
+    Both together take a third of such a short run.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "draw", lambda job: True)
+        patch.setattr(scoring, "Draws", partial(Draws, count=10))
         yield
 
 
@@ -296,12 +302,16 @@ def assert_same_sums(folder: Path, whole: Path) -> None:
         assert float((mine[name] - other[name]).norm()) <= limit * float(other[name].norm()), name
 
 
-# A rank that the variable DIES names ends in its first step.
+# A rank that the variable DIES names ends in its first step. Curves and intervals are as in `no_curves`.
 DYING = """
 from llama_adapter.app.models.parallel.launch import quieten_torch
 quieten_torch()
-import os
+import functools, os
+from llama_adapter.app.learning.scores import scoring
+from llama_adapter.app.learning.training import results
 from llama_adapter.app.learning.training.stepping import Stepper
+results.draw = lambda job: True
+scoring.Draws = functools.partial(scoring.Draws, count=10)
 def step(self, *arguments, step=Stepper.step, **options):
     if os.environ.get("DIES") == os.environ["RANK"]:
         os.kill(os.getpid(), 9)

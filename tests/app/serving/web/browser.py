@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -102,12 +103,10 @@ def serve_page(*, limits: ServiceLimits | None = None) -> Iterator[ServedPage]:
 
 
 class Browser:
-    """A Chromium. Its pages share a cache, so that only the first one loads Gradio's scripts."""
+    """A Chromium. Its pages share a cache, so that only the first ones load and compile Gradio's scripts."""
 
-    def __init__(self, chromium: Any) -> None:
-        self._context = chromium.new_context(
-            permissions=["camera", "clipboard-read", "clipboard-write"], reduced_motion="reduce", accept_downloads=True
-        )
+    def __init__(self, context: Any) -> None:
+        self._context = context
 
     def new_page(self, *, width: int, height: int, dark: bool) -> Any:
         """An empty page in a window of this size."""
@@ -250,16 +249,26 @@ class Visit:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A headless Chromium."""
+    """A headless Chromium.
+
+    It has a folder, which is removed afterwards: without one, Chromium compiles the scripts again for each page.
+    """
     from playwright.sync_api import sync_playwright
 
     program = next(filter(None, map(shutil.which, filter(None, _PROGRAMS))))
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=list(_ARGUMENTS))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            folder,
+            executable_path=program,
+            args=list(_ARGUMENTS),
+            permissions=["camera", "clipboard-read", "clipboard-write"],
+            reduced_motion="reduce",
+            accept_downloads=True,
+        )
         try:
-            yield Browser(browser)
+            yield Browser(context)
         finally:
-            browser.close()
+            context.close()
 
 
 def expect(locator: Any) -> Any:
