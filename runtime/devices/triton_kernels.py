@@ -562,9 +562,8 @@ def attention(
     highest = _capped(tl.sum(q1 * k1.to(tl.float32) + q2 * k2.to(tl.float32), axis=0), cap, CAPPED)
     total = highest * 0.0 + 1.0
     sum1, sum2 = v1, v2
-    if PART:  # its own place is of the first part; the others have at least one earlier place
-        highest, total = tl.where(part == 0, highest, float("-inf")), tl.where(part == 0, total, 0.0)
-        sum1, sum2 = tl.where(part == 0, sum1, 0.0), tl.where(part == 0, sum2, 0.0)
+    if PART:  # its own place is of the first part; in others, exp(-inf) removes it beside the first earlier place
+        highest = tl.where(part == 0, highest, float("-inf"))
     for start in range(begin, end, BLOCK_PLACES):
         places = start + tl.arange(0, BLOCK_PLACES)
         is_past = places < position

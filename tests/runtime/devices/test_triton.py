@@ -266,11 +266,15 @@ def test_attention_in_parts_depends_on_no_order_of_programs(
     monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.MEASURED, part_places=size))
     found = run()
     begin = interpreter_builder.set_grid_idx
-    monkeypatch.setattr(  # on a GPU, programs come in any order
-        interpreter_builder,
-        "set_grid_idx",
-        lambda x, y, z: begin(x, y, interpreter_builder.grid_dim[2] - 1 - z),
-    )
+
+    def begin_another(x: int, y: int, z: int) -> None:
+        """The last parts of all rows and heads first, where the interpreter ends one row and head after another."""
+        num_rows, num_heads, num_parts = interpreter_builder.grid_dim
+        number = (x * num_heads + y) * num_parts + z
+        part, head = divmod(number // num_rows, num_heads)
+        begin(number % num_rows, head, num_parts - 1 - part)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", begin_another)
     again = run()
 
     expected = attention_of((*sizes, switches), positions, num_places=768, dtype=torch.float32, fused=False)
