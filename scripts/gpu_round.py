@@ -109,6 +109,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Path | None = None) -> tupl
     slots = tuple(LARGE_JOBS)[:: 2 if toy else 1]
     trace = ("-m", "scripts.gpu_trace")
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "1", "--on", "cpu")
+    long_rows = (*trace, "--places", "3000", "--slots", "4")
     tests = (
         ("tests/cuda/test_parity.py", "-k", f"({' or '.join(TOY_CASES)}) and not input and not eos and not float16")
         if toy
@@ -166,6 +167,13 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Path | None = None) -> tupl
             "the kernels for steps of 1B in bfloat16",
             *("--sizes", "1B", *decoders, "--rounds", "1", "--engines", *(kernels if toy else tuned(ours[0]))),
             least_s=45.0,
+        ),
+        Step(
+            name="long rows",
+            about="kernels of steps of 7B in 1 and 4 rows of 3,000 places, attention whole and in parts",
+            command=(*long_rows, *toy_trace, "--places", "70") if toy else long_rows,
+            least_s=16.0 if toy else 45.0,
+            is_shown=True,
         ),
         measured(
             "decoder 7B",

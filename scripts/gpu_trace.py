@@ -1,6 +1,8 @@
 """Traces steps, a prefill, the encoder and a caption job of 7B with ViT-L/14 on a GPU: kernels, and the time without.
 
-Usage: python -m scripts.gpu_trace [--decoder 7B] [--encoder ViT-L/14] [--slots 256] [--on cpu]
+Usage:
+    python -m scripts.gpu_trace [--decoder 7B] [--encoder ViT-L/14] [--slots 256] [--on cpu]
+    python -m scripts.gpu_trace --places 3000 --slots 4     steps of long rows, by kernels of today and proposed ones
 
 Each part runs after rehearsals, in which programs are recorded. *busy* is the time in which some kernel runs, as a
 share of the time from the first kernel's start to the last one's end; a *gap* is time between them without any. With
@@ -18,11 +20,12 @@ from typing import NamedTuple
 import numpy as np
 from torch import profiler
 
+from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.runtime.devices import open_backend
 from scripts.bench import positive
 from scripts.common import parser_of
-from scripts.peers.ours import OurDecoder, OurJob, open_parts
-from scripts.peers.sizes import NUM_PROMPT_TOKENS, job_ends, prompt_ids
+from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
+from scripts.peers.sizes import CONTEXT, NUM_PROMPT_TOKENS, job_ends, prompt_ids
 from scripts.peers.table import chosen_engines
 from scripts.peers.weights import decoder_sizes, encoder_sizes
 
@@ -74,13 +77,38 @@ def traced(call: Callable[[], object], *, device: str) -> list[Span]:
     ]
 
 
+def open_decoders(
+    names: Sequence[str], decoder: str, encoder: str, *, context: int, slots: int, device: str
+) -> Iterator[tuple[str, Parts]]:
+    """Models by the names of their engines, one after the other, each with its tuning."""
+    config = replace(decoder_sizes(decoder), context=context)
+    for engine in chosen_engines(names, "decode", "cuda"):
+        if device == "cpu":
+            engine = replace(engine, operators="aten")  # the profiler sees operators of torch alone
+        else:
+            use_tuning(engine.tuning or "measured")
+        vision = encoder_sizes(encoder, output_dim=config.dim)
+        yield engine.name, open_parts(config, vision, engine, num_rows=slots, device=device)
+
+
+def long_steps(
+    decoder: str, encoder: str, *, num_places: int, slots: int, device: str
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Steps of one row and of all slots, behind so many places. Proposed kernels split attention; see `TUNINGS`."""
+    names, ids = ("ours-bfloat16", "ours-bfloat16-proposed"), prompt_ids(0, length=num_places)
+    for name, parts in open_decoders(names, decoder, encoder, context=num_places + 1, slots=slots, device=device):
+        runner = OurDecoder(parts.runner)
+        for num_rows in dict.fromkeys((1, slots)):
+            tokens = runner.prefill([ids]) * num_rows
+            runner.spread(num_rows)
+            step = functools.partial(runner.step, tokens, num_places)
+            yield f"a step, rows: {num_rows}, places: {num_places}, {name}", step
+
+
 def parts_of(decoder: str, encoder: str, *, slots: int, device: str) -> Iterator[tuple[str, Callable[[], object]]]:
     """The parts by name; each call runs one of them."""
-    config = decoder_sizes(decoder)
-    [engine] = chosen_engines(("ours-bfloat16",), "job", "cuda")
-    if device == "cpu":
-        engine = replace(engine, operators="aten")  # the profiler sees operators of torch alone
-    parts = open_parts(config, encoder_sizes(encoder, output_dim=config.dim), engine, num_rows=slots, device=device)
+    opened = open_decoders(("ours-bfloat16",), decoder, encoder, context=CONTEXT, slots=slots, device=device)
+    [(_, parts)] = opened
     runner = OurDecoder(parts.runner)
     for num_rows in dict.fromkeys((max(slots // 4, 1), slots)):
         ids = runner.prefill([prompt_ids(0)]) * num_rows
@@ -101,9 +129,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decoder", default="7B")
     parser.add_argument("--encoder", default="ViT-L/14")
     parser.add_argument("--slots", type=positive(int), default=256, help="rows of the job (default: 256)")
+    parser.add_argument("--places", type=positive(int), help="only steps of 1 row and of all slots, after so many")
     parser.add_argument("--on", default="cuda", help="the device (default: cuda)")
     options = parser.parse_args(arguments)
-    for part, call in parts_of(options.decoder, options.encoder, slots=options.slots, device=options.on):
+    trace = functools.partial(long_steps, num_places=options.places) if options.places else parts_of
+    for part, call in trace(options.decoder, options.encoder, slots=options.slots, device=options.on):
         for line in summary(part, traced(call, device=options.on)):
             print(line, flush=True)
     return 0

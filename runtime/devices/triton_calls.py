@@ -73,12 +73,16 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """How products are computed. It does not depend on the rows beside a row, so a row's bits do not either."""
+    """How products and attention are computed.
+
+    It does not depend on the rows beside a row, so a row's bits do not either.
+    """
 
     blocks: Mapping[int, tuple[Blocks, ...]]  # by bits; the smallest that holds all rows is used, else the last one
     few_rows: int = 192  # of 8-bit and 4-bit layers; with more, a plain product with widened weights is faster
     in_eighths: bool = False  # 4-bit weights are packed as words of eight codes, if 256 divides the inputs
     is_dependent: bool = False  # a step's kernels start while the one before ends, from compute capability 9.0 on
+    part_places: int = 0  # of longer rows in attention, each part has a program; a multiple of _BLOCK_PLACES
 
 
 MEASURED = Tuning(  # the fastest on an H100 with the layers of a 7B
@@ -88,7 +92,8 @@ MEASURED = Tuning(  # the fastest on an H100 with the layers of a 7B
         4: (Blocks(16, 64, 128, 4, 3, 192), Blocks(32, 64, 128, 4, 3, 192), Blocks(64, 64, 64, 4, 3)),
     }
 )
-# Not measured. A warp for each 16 outputs, since with more of them each weight is converted twice.
+# Not measured. A warp for each 16 outputs, since with more of them each weight is converted twice. Parts of 256 places,
+# since a single row of 3,000 then has three programs for each multiprocessor of an H100 in a 7B, and captions have one.
 PROPOSED = Tuning(
     blocks={
         _FLOAT: (Blocks(16, 16, 256, 2, 4, 256),),
@@ -96,6 +101,7 @@ PROPOSED = Tuning(
         4: (Blocks(16, 32, 32, 2, 4, 512), Blocks(32, 32, 32, 2, 4, 512), Blocks(64, 64, 32, 4, 3)),
     },
     in_eighths=True,
+    part_places=256,
 )
 # Not measured. Blocks so large that a prefill widens few weights twice, in registers, and writes none to memory.
 LARGE = Tuning(
@@ -116,7 +122,8 @@ TUNINGS = {
 tuning = MEASURED  # what all products use; `scripts.bench_peers` sets the others, see runtime/decisions.md
 _LEAST_STEPS = 4  # of a program's loop over its inputs
 _MOST_SPLITS = 8
-_MOST_SHARED_BLOCKS = 1024
+_MOST_SHARED = 1 << 12  # blocks of products, or heads of 16 rows, that programs share
+_BLOCK_PLACES = 64  # of a cache, in a step of attention's loop
 
 
 @functools.cache
@@ -228,13 +235,23 @@ def _choose_splits(num_blocks: int, num_steps: int, *, programs: int) -> int:
     return splits
 
 
+def _choose_parts(num_rows: int, num_heads: int, most_places: int) -> int:
+    """Programs for each row and head of attention. More rows have enough programs without.
+
+    Parts begin at fixed distances, so a row's sums have the same order with any rows and blocks beside it.
+    """
+    if not tuning.part_places or num_rows > _FUSED_ROWS or _FUSED_ROWS * num_heads > _MOST_SHARED:
+        return 1
+    return int(triton.cdiv(most_places, tuning.part_places))
+
+
 @functools.cache
 def _tickets(device: torch.device) -> Tensor:
-    """Counters of the programs that have finished their part of a block; 0 between products.
+    """Counters of the programs that have finished their part of a block or head; 0 between kernels.
 
-    They are shared by all products on a device, which run one after the other in one stream.
+    They are shared by all kernels on a device, which run one after the other in one stream.
     """
-    return torch.zeros(_MOST_SHARED_BLOCKS, dtype=torch.int32, device=device)
+    return torch.zeros(_MOST_SHARED, dtype=torch.int32, device=device)
 
 
 def _or(value: Tensor | None, other: Tensor) -> Tensor:
@@ -356,10 +373,17 @@ class Step:
         out = qkv.new_empty(num_rows, num_heads * head_dim)
         adapter_k, adapter_v = (k_cache, v_cache) if prefix is None else prefix
         num_queries = 0 if prefix is None else adapter_k.shape[-2]
+        half, block_half = head_dim // 2, triton.next_power_of_2(head_dim // 2)
+        most_places = num_places if table_RT is None else num_places * table_RT.shape[1]
+        num_parts = _choose_parts(num_rows, num_heads, min(most_places, (window or most_places) + _BLOCK_PLACES))
+        parts = tickets = None
+        if num_parts > 1:
+            parts = qkv.new_empty(num_rows, num_heads, num_parts, 2 * block_half + 2, dtype=torch.float32)
+            tickets = _tickets(qkv.device)
 
         _run(
             kernels.attention,
-            (num_rows, num_heads),
+            (num_rows, num_heads, num_parts),
             qkv,
             *(table or (out, out)),
             *(norms or (out, out)),
@@ -370,6 +394,8 @@ class Step:
             adapter_k,
             adapter_v,
             out,
+            _or(parts, out),
+            _or(tickets, out),
             0 if table_RT is None else table_RT.stride(0),
             k_cache.stride(0),
             k_cache.stride(1),
@@ -378,8 +404,8 @@ class Step:
             num_queries,
             eps,
             cap,
-            HALF=head_dim // 2,
-            BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+            HALF=half,
+            BLOCK_HALF=block_half,
             GROUP=num_heads // num_kv_heads,
             NORM="none" if norms is None else "head" if len(norms[0]) == head_dim else "all",
             ROTARY=table is not None,
@@ -387,7 +413,8 @@ class Step:
             WINDOW=window,
             QUERIES=triton.next_power_of_2(max(num_queries, 1)),
             PLACES=0 if table_RT is None else num_places,
-            BLOCK_PLACES=64,
+            BLOCK_PLACES=_BLOCK_PLACES,
+            PART=0 if parts is None else tuning.part_places,
             in_step=True,
         )
         return out

@@ -444,6 +444,37 @@ def _capped(scores, cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
+def _store_part(own, highest, total, sum1, sum2, half_H, BLOCK_HALF: tl.constexpr):
+    """Keep a softmax over some places: its highest score, its total, and both halves of its sum."""
+    tl.store(own + half_H, sum1)
+    tl.store(own + BLOCK_HALF + half_H, sum2)
+    tl.store(own + 2 * BLOCK_HALF, highest)
+    tl.store(own + 2 * BLOCK_HALF + 1, total)
+
+
+@triton.jit
+def _joined(parts, num_parts, half_H, BLOCK_HALF: tl.constexpr):
+    """The total and both halves of the sum of the softmax over all parts. They are added in the order of places."""
+    SIZE: tl.constexpr = 2 * BLOCK_HALF + 2
+    highest, total = float("-inf"), 0.0
+    sum1, sum2 = tl.zeros((BLOCK_HALF,), tl.float32), tl.zeros((BLOCK_HALF,), tl.float32)
+    for first in range(0, num_parts, 8):
+        for number in tl.static_range(8):  # so that their loads do not wait for each other
+            is_there = first + number < num_parts
+            part = parts + (first + number) * SIZE
+            own = tl.load(part + 2 * BLOCK_HALF, mask=is_there, other=float("-inf"), cache_modifier=".cg")
+            newest = tl.maximum(highest, own)
+            kept, share = tl.exp(highest - newest), tl.exp(own - newest)
+            own = tl.load(part + 2 * BLOCK_HALF + 1, mask=is_there, other=0.0, cache_modifier=".cg")
+            total = total * kept + own * share
+            sum1 = sum1 * kept + tl.load(part + half_H, mask=is_there, other=0.0, cache_modifier=".cg") * share
+            part += BLOCK_HALF
+            sum2 = sum2 * kept + tl.load(part + half_H, mask=is_there, other=0.0, cache_modifier=".cg") * share
+            highest = newest
+    return total, sum1, sum2
+
+
+@triton.jit
 def attention(
     qkv,
     cos,
@@ -457,6 +488,8 @@ def attention(
     adapter_k,
     adapter_v,
     out,
+    parts,
+    tickets,
     table_stride,
     slot_stride,
     head_stride,
@@ -476,8 +509,9 @@ def attention(
     QUERIES: tl.constexpr,
     PLACES: tl.constexpr,
     BLOCK_PLACES: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_heads = tl.num_programs(1)
     kv_head, num_kv_heads = head // GROUP, num_heads // GROUP
     half_H = tl.arange(0, BLOCK_HALF)
@@ -494,6 +528,16 @@ def attention(
     adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_prefix, HALF)
     adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_prefix, HALF)
     _follow(DEPENDENT)  # all above is older than the projection of q, k and v
+    first = position * 0
+    if WINDOW:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    begin, end = first // BLOCK_PLACES * BLOCK_PLACES, position
+    if PART:
+        num_parts = tl.maximum(tl.cdiv(position - begin, PART), 1)
+        if part >= num_parts:
+            return
+        begin += part * PART
+        end = tl.minimum(begin + PART, position)
     width = num_heads * 2 * HALF
     kv_width = num_kv_heads * 2 * HALF
     dtype = out.dtype.element_ty
@@ -506,7 +550,7 @@ def attention(
     k1, k2 = _normed(k1, k2, all_k, kv_head, num_kv_heads, k_norm, eps, half_H, dtype, HALF, NORM)
     q1, q2 = _rotated(q1, q2, c_H, s_H, dtype, ROTARY)
     k1, k2 = _rotated(k1, k2, c_H, s_H, dtype, ROTARY)
-    if head % GROUP == 0:  # the first of the heads that read this key
+    if (head % GROUP == 0) & (part == 0):  # the first of the programs that read this key
         slot = _slot(table, row, position, table_stride, slot_stride, PLACES, HALF) + kv_head * head_stride
         place = slot + position * 2 * HALF + half_H
         tl.store(k_cache + place, k1, mask=is_H)
@@ -518,10 +562,9 @@ def attention(
     highest = _capped(tl.sum(q1 * k1.to(tl.float32) + q2 * k2.to(tl.float32), axis=0), cap, CAPPED)
     total = highest * 0.0 + 1.0
     sum1, sum2 = v1, v2
-    first = position * 0
-    if WINDOW:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    for start in range(first // BLOCK_PLACES * BLOCK_PLACES, position, BLOCK_PLACES):
+    if PART:  # its own place is of the first part; in others, exp(-inf) removes it beside the first earlier place
+        highest = tl.where(part == 0, highest, float("-inf"))
+    for start in range(begin, end, BLOCK_PLACES):
         places = start + tl.arange(0, BLOCK_PLACES)
         is_past = places < position
         if WINDOW:
@@ -539,6 +582,16 @@ def attention(
         sum1 = sum1 * kept + tl.sum(shares[:, None] * old_v1, axis=0)
         sum2 = sum2 * kept + tl.sum(shares[:, None] * old_v2, axis=0)
         highest = newest
+    if PART:
+        # The programs of a row and head store their parts, and the last one to do so adds them up in a fixed order.
+        place = row * num_heads + head
+        own = parts + place.to(tl.int64) * tl.num_programs(2) * (2 * BLOCK_HALF + 2)
+        _store_part(own + part * (2 * BLOCK_HALF + 2), highest, total, sum1, sum2, half_H, BLOCK_HALF)
+        tl.debug_barrier()
+        if tl.atomic_add(tickets + place, 1, sem="acq_rel") != num_parts - 1:
+            return
+        tl.store(tickets + place, 0)  # for the next kernel
+        total, sum1, sum2 = _joined(own, num_parts, half_H, BLOCK_HALF)
     sum1, sum2 = sum1 / total, sum2 / total
     if num_queries > 0:
         scores = _capped(tl.sum(adapter_k1 * q1[None, :] + adapter_k2 * q2[None, :], axis=1), cap, CAPPED)

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from scripts.common import ROOT
-from scripts.gpu_trace import Span, parts_of, summary
+from scripts.gpu_trace import Span, long_steps, parts_of, summary
+from scripts.peers.ours import OurDecoder
 
 
 def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
@@ -27,6 +28,22 @@ def test_parts_are_of_a_quarter_of_the_slots_and_of_all() -> None:
         "the encoder, pictures: 2",
         "a job of 16 pictures, slots: 8",
     ]
+
+
+def test_long_steps_are_of_one_row_and_of_all_slots_by_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = list[tuple[list[int], int]]()
+    decode = OurDecoder.step
+    monkeypatch.setattr(
+        OurDecoder, "step", lambda self, ids, place: steps.append((ids, place)) or decode(self, ids, place)
+    )
+    names = []
+    for name, call in long_steps("tiny", "vit-tiny", num_places=70, slots=3, device="cpu"):
+        names.append(name)
+        call()
+
+    kernels = ("ours-bfloat16", "ours-bfloat16-proposed")
+    assert names == [f"a step, rows: {count}, places: 70, {name}" for name in kernels for count in (1, 3)]
+    assert [(len(ids), place) for ids, place in steps] == [(count, 70) for _ in kernels for count in (1, 3)]
 
 
 @pytest.mark.slow

@@ -23,11 +23,12 @@ MANY_ROWS = {"GATED": True, "GELU": True}
 MANY_ROWS_IN_EIGHTHS = {"RESIDUAL": True}
 HOPPER = 90
 # Half a head, places of a block, and switches of attention in which it differs from the first LLaMA.
-LLAMA = {"GROUP": 1, "NORM": "none", "ROTARY": True, "CAPPED": False, "WINDOW": 0}
+LLAMA = {"GROUP": 1, "NORM": "none", "ROTARY": True, "CAPPED": False, "WINDOW": 0, "PART": 0}
 ATTENTIONS: list[tuple[int, int, dict[str, Any]]] = [
     (32, 0, {"GROUP": 4}),
     (64, 0, {}),
     (64, 128, {"NORM": "all", "ROTARY": False}),
+    (64, 256, {"PART": 256, "CAPPED": True, "WINDOW": 4096}),
     (48, 128, {"WINDOW": 2047}),
     (128, 128, {"GROUP": 2, "NORM": "head", "CAPPED": True, "WINDOW": 4096}),
 ]
@@ -85,9 +86,11 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
         yield product(capability, "*fp16", 4, *stored[4], PROPOSED.blocks[4][0], constants)
     heads = ("qkv", "q_norm", "k_norm", "k_cache", "v_cache", "adapter_k", "adapter_v", "out")
     types = dict.fromkeys(heads, pointer) | {"cos": "*fp32", "sin": "*fp32", "positions": "*i64", "table": "*i64"}
+    types |= {"parts": "*fp32", "tickets": "*i32"}
     types |= dict.fromkeys(("softmax_scale", "eps", "cap"), number)
-    # The kernel has no products of matrices, so that one case with blocks and one without show what a GPU takes.
-    for half_size, places, switches in ATTENTIONS if capability >= HOPPER else ATTENTIONS[1:3]:
+    # The kernel has no products of matrices, so that one case with blocks, one without and one in parts show what a GPU
+    # takes.
+    for half_size, places, switches in ATTENTIONS if capability >= HOPPER else ATTENTIONS[1:4]:
         sizes = {"HALF": half_size, "BLOCK_HALF": triton.next_power_of_2(half_size), "QUERIES": 16, "PLACES": places}
         sizes |= {"BLOCK_PLACES": 64, "DEPENDENT": capability >= HOPPER, **LLAMA, **switches}
         yield f"attention {half_size} {places}", shared_bytes(kernels.attention, capability, types, sizes)

@@ -2,6 +2,7 @@
 
 # R rows, K inputs, N outputs
 
+import functools
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from triton.runtime.interpreter import interpreter_builder
 
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.runtime import operators
@@ -189,12 +191,18 @@ ATTENTIONS: dict[str, tuple[int, int, int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ATTENTIONS)
-def test_attention_of_a_step(case: str, dtype: torch.dtype) -> None:
-    num_heads, num_kv_heads, head_dim, switches = ATTENTIONS[case]
-    num_rows, num_places, num_queries = 3, 128, switches.get("num_queries", 5)
-    positions = torch.tensor([5, 0, 97], device=DEVICE)
+def attention_of(
+    case: tuple[int, int, int, dict[str, Any]],
+    positions: list[int],
+    *,
+    num_places: int,
+    dtype: torch.dtype,
+    fused: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The answer of the kernel, or of plain torch, and keys and values of the cache afterwards."""
+    num_heads, num_kv_heads, head_dim, switches = case
+    num_rows, num_queries = len(positions), switches.get("num_queries", 5)
+    positions_R = torch.tensor(positions, device=DEVICE)
     qkv = normal(num_rows, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     shape = num_rows, num_kv_heads, num_places, head_dim
     k, v = (normal(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
@@ -207,28 +215,111 @@ def test_attention_of_a_step(case: str, dtype: torch.dtype) -> None:
     if norm := switches.get("norm"):
         counts = (1, 1) if norm == "head" else (num_heads, num_kv_heads)
         rules |= {"norms": tuple(normal(count * head_dim, dtype=dtype, seed=5) for count in counts), "eps": EPS}
+    if not fused:
+        return attended(qkv, table, (k, v), positions_R, prefix, **rules), k, v
+    if "in_blocks" not in switches:
+        return Step().attend(qkv, table, (k, v), None, positions_R, prefix, **rules), k, v
+    # Blocks of 64 places, in any order; the first is of no row.
+    num_blocks = num_rows * num_places // 64
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(6)) + 1
+    blocks = order.view(num_rows, -1).to(DEVICE)
+    own_k, own_v = (x.new_zeros(1 + num_blocks, num_kv_heads, 64, head_dim) for x in (k, v))
+    for whole, x in ((own_k, k), (own_v, v)):
+        whole[blocks] = x.unflatten(2, (-1, 64)).transpose(1, 2)
+    found = Step().attend(qkv, table, (own_k, own_v), blocks, positions_R, prefix, **rules)
+    k, v = (whole[blocks].transpose(1, 2).flatten(2, 3) for whole in (own_k, own_v))
+    return found, k, v
 
-    expected_k, expected_v = k.clone(), v.clone()
-    expected = attended(qkv, table, (expected_k, expected_v), positions, prefix, **rules)
 
-    own, blocks = (k, v), None
-    if "in_blocks" in switches:  # of 64 places, in any order; the first is of no row
-        blocks = torch.tensor([[3, 1], [6, 2], [4, 5]], device=DEVICE)
-        own = tuple(x.new_zeros(7, num_kv_heads, 64, head_dim) for x in (k, v))  # type: ignore[assignment]
-        for whole, x in zip(own, (k, v), strict=True):
-            whole[blocks] = x.unflatten(2, (2, 64)).transpose(1, 2)
-    found = Step().attend(qkv, table, own, blocks, positions, prefix, **rules)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ATTENTIONS)
+def test_attention_of_a_step(case: str, dtype: torch.dtype) -> None:
+    (found, k, v), (expected, expected_k, expected_v) = (
+        attention_of(ATTENTIONS[case], [5, 0, 97], num_places=128, dtype=dtype, fused=fused) for fused in (True, False)
+    )
 
     assert near(found, expected, dtype)
-    if blocks is not None:
-        k, v = (whole[blocks].transpose(1, 2).flatten(2, 3) for whole in own)
     assert difference(k, expected_k) <= 2 * unit(dtype) * largest(expected_k)
     assert torch.equal(v, expected_v)
 
 
-@pytest.mark.parametrize("family", [None, *FAMILIES])
+LONG: dict[str, tuple[int, int, int, list[int], dict[str, Any]]] = {
+    "short rows": (3, 3, 32, [0, 1, 63], {}),
+    "blocks": (3, 3, 20, [64, 65, 700], {"in_blocks": True}),
+    "groups": (3, 1, 12, [700], {"norm": "head", "num_queries": 0, "in_blocks": True}),
+    "all heads": (4, 2, 32, [700, 0, 64], {"norm": "all", "cap": 2.0}),
+    "window": (3, 1, 40, [65, 700, 256], {"window": 190, "cap": 2.0, "in_blocks": True}),
+    "one place": (2, 2, 16, [700, 64, 1], {"window": 1, "is_rotated": False}),
+}
+
+
+@pytest.mark.parametrize("size", [64, 256])
+@pytest.mark.parametrize("case", LONG)
+def test_attention_in_parts_depends_on_no_order_of_programs(
+    case: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *sizes, positions, switches = LONG[case]
+    run = functools.partial(
+        attention_of, (*sizes, switches), positions, num_places=768, dtype=torch.float32, fused=True
+    )
+    whole = run()
+    monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.MEASURED, part_places=size))
+    found = run()
+    begin = interpreter_builder.set_grid_idx
+
+    def begin_another(x: int, y: int, z: int) -> None:
+        """The last parts of all rows and heads first, where the interpreter ends one row and head after another."""
+        num_rows, num_heads, num_parts = interpreter_builder.grid_dim
+        number = (x * num_heads + y) * num_parts + z
+        part, head = divmod(number // num_rows, num_heads)
+        begin(number % num_rows, head, num_parts - 1 - part)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", begin_another)
+    again = run()
+
+    expected = attention_of((*sizes, switches), positions, num_places=768, dtype=torch.float32, fused=False)
+    for one in (found, again):
+        torch.testing.assert_close(one[0], whole[0], atol=4e-6, rtol=4e-6)
+        torch.testing.assert_close(one[0], expected[0], atol=1e-5, rtol=1e-5)
+        assert all(torch.equal(*both) for both in zip(one[1:], whole[1:], strict=True))
+    assert torch.equal(found[0], again[0])
+    assert not bool(triton_calls._tickets(found[0].device).any())
+    is_one_part = [min(position, switches.get("window", 768) + 63) <= size for position in positions]
+    assert torch.equal(found[0][is_one_part], whole[0][is_one_part])
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_places", "window", "part_places", "num_parts"),
+    [
+        (1, 256, 0, 256, 1),
+        (16, 4096, 0, 256, 16),
+        (2, 4096, 512, 256, 3),
+        (2, 4096, 192, 256, 1),
+        (1, 4096, 0, 0, 1),
+        (17, 4096, 0, 256, 1),
+    ],
+)
+def test_a_head_has_as_many_programs_as_its_longest_row_needs(
+    num_rows: int, num_places: int, window: int, part_places: int, num_parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grids: list[tuple[int, ...]] = []
+    monkeypatch.setattr(triton_calls, "_run", lambda kernel, grid, *arguments, **sizes: grids.append(grid))
+    monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.MEASURED, part_places=part_places))
+    qkv, positions = torch.zeros(num_rows, 4 * 8), torch.zeros(num_rows, dtype=torch.int64)
+
+    for blocks, places in ((None, num_places), (torch.zeros(num_rows, 2, dtype=torch.int64), num_places // 2)):
+        cache = torch.zeros(1, 1, places, 8), torch.zeros(1, 1, places, 8)
+        Step().attend(qkv, None, cache, blocks, positions, None, window=window)
+
+    assert grids == [(num_rows, 2, num_parts)] * 2
+
+
+@pytest.mark.parametrize(("family", "part_places"), [*((family, 0) for family in (None, *FAMILIES)), (None, 64)])
 @pytest.mark.proves("fused decode steps of other bases than LLaMA", "CUDA")
-def test_a_whole_step_computes_what_the_modules_do(family: str | None) -> None:
+def test_a_whole_step_computes_what_the_modules_do(
+    family: str | None, part_places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.tuning, part_places=part_places))
     config = replace(FAMILIES[family] if family else CONFIG, context=128, vocab_size=67)
     decoder, backend = toy_decoder(config).to(DEVICE, torch.float16), open_backend(DEVICE)
     plain, fused = (
@@ -338,6 +429,6 @@ def test_every_kernel_compiles_for_a_gpu_and_fits_into_its_memory() -> None:
     )
 
     found: dict[str, dict[str, int]] = json.loads(done.stdout)
-    assert {capability: len(sizes) for capability, sizes in found.items()} == {"80": 16, "90": 29}
+    assert {capability: len(sizes) for capability, sizes in found.items()} == {"80": 17, "90": 30}
     for capability, sizes in found.items():
         assert {name: size for name, size in sizes.items() if size > SHARED[capability][1]} == {}
