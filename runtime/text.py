@@ -41,9 +41,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def counted(number: int, noun: str) -> str:
-    """A number and its noun, in the plural if needed: `1 picture`, `2,000 pictures`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, *, plural: str | None = None) -> str:
+    """A number and its noun, in the plural if needed, by default with an s: `1 picture`, `2,000 pictures`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def shown_excerpt(text: str, *, length: int = 200) -> str:

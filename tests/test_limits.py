@@ -39,6 +39,12 @@ ROOMS = (
     "app/serving/web",
     "vision/image.py",
 )
+# Codes on the pages for which `all_cases` has no request: they need load, time or files.
+UNCHECKED = {
+    "limits.md": {"busy", "crashed", "deadline", "file_too_large", "overloaded", "reading_busy", "request_timeout"}
+    | {"storage_full", "timeout", "too_many_batches", "too_many_files", "unsupported_schema"},
+    "zh/faq.md": {"busy", "deadline", "reading_busy"},
+}
 CONSTANT = re.compile(r"(DEFAULT_)?MAX_\w+|DEFAULT_\w+_BYTES|\w+_LIMIT_S")
 
 
@@ -144,8 +150,10 @@ def test_the_context_in_the_text_is_that_of_the_code() -> None:
 @pytest.mark.parametrize("page", ["limits.md", "zh/faq.md"])
 def test_the_status_of_a_refusal_is_that_of_the_server(page: str) -> None:
     refused = {(str(case.status), case.code) for case in all_cases(port=1)}
-    stated = set(re.findall(r"(\d{3}) `(\w+)`", (ROOT / "docs" / page).read_text(encoding="utf-8")))
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    rows = re.findall(r"(\d{3}) `(\w+)`(?: or `(\w+)`)?", text)
+    stated = {(status, code) for status, *codes in rows for code in codes if code}
     checked = {(status, code) for status, code in stated if code in dict(map(reversed, refused))}
 
-    assert len(checked) >= 2
     assert checked <= refused
+    assert {code for _, code in stated - checked} == UNCHECKED[page]

@@ -149,7 +149,8 @@ class Parser(argparse.ArgumentParser):
             setattr(options, names, getattr(options, names) + unknown[:at] + unknown[at + 1 :])
         elif unknown:
             similar = next((flag for text in unknown if (flag := self._meant(text)) is not None), None)
-            if names is None and not unknown[0].startswith("-") and "--prompt" in self._option_string_actions:
+            prompt = None if names is not None else self._option_string_actions.get("--prompt")
+            if prompt and getattr(options, prompt.dest) is None and not any(text.startswith("-") for text in unknown):
                 similar = "--prompt"
             hint = help_hint(self.prog) if similar is None else f"{similar} may be meant; {help_hint(self.prog)}"
             if names is not None and any(text.startswith("-") and os.path.lexists(text) for text in unknown[:at]):
@@ -199,7 +200,7 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_arguments(own)
                 formatter.end_section()
         if names:
-            formatter.add_text(f"more flags: --help all, or a group of them:\n--help {', '.join(names)}")
+            formatter.add_text(f"more flags: --help all, or --help with one of these groups: {', '.join(names)}")
         formatter.add_text(self.epilog)
         return formatter.format_help()
 

@@ -165,7 +165,7 @@ class CaptionerSpec:
         for text in self.provider_option:
             split_option(text)
         if self.lora and self.decoder is not None:
-            raise ValueError("lora and decoder exclude each other: merge it by `convert`, then export again")
+            raise ValueError("lora and decoder exclude each other: merge the LoRA by `convert`, then export again")
         if self.model is not None and self.llama_dir is not None:
             raise ValueError(f"model and llama_dir exclude each other: {_ONE_OF_BOTH}")
         if self.llama_dir is None and any((self.llama_type, self.adapter, self.clip, self.visual_heads)):

@@ -43,3 +43,4 @@ def test_a_noun_is_in_the_plural_unless_there_is_one() -> None:
         "2 pictures",
         "2,000 pictures",
     ]
+    assert [counted(number, "axis", plural="axes") for number in (1, 2)] == ["1 axis", "2 axes"]

@@ -57,8 +57,9 @@ def _run_split(options: argparse.Namespace) -> int:
             hint = "name a bundle, which keeps its own context and channel order, or checkpoints"
             raise UsageError(f"--model does not go with --{name.replace('_', '-')}", hint=hint)
     from llama_adapter.app.models.bundle_manifest import read_manifest
+    from llama_adapter.app.models.models_by_name import bundle_folder
 
-    if read_manifest(options.model) and options.num_ranks == 1 and not options.lora:
+    if options.num_ranks == 1 and not options.lora and read_manifest(bundle_folder(options.model)):
         raise UsageError(
             "convert --model splits a bundle, and --tensor-parallel is missing",
             hint="for 2 ranks pass 2; with --lora a bundle is merged",

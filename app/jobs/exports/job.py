@@ -118,14 +118,15 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
     _say(job, f"{counted(files.num_written, 'text')} written, {files.num_same} there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
         picture, name = map(shown_name, files.other_name)
-        note = f"note: {counted(files.num_other_names, 'text')} got another name, as two pictures differ by suffix only"
-        _say(job, f"{note}, such as `{name}` for `{picture}`: other programs may not find them")
+        note = f"note: {counted(files.num_other_names, 'text')} got another name, such as `{name}` for `{picture}`"
+        why = "because the usual name was taken (pictures that differ only in suffix or case)"
+        _say(job, f"{note}, {why}: other programs may not find them")
     exit_code = _tell(files.refusals)
     if files.outside is not None:
         folders = ", ".join(f"`{shown_name(folder)}`" for folder in below) or "no folder"
         named = "FOLDER" if files.outside == os.sep else shlex.quote(shown_name(files.outside))
         say(
-            f"hint: texts may be written in {folders}, and not for {counted(files.num_outside, 'picture')} elsewhere; "
+            f"hint: {counted(files.num_outside, 'picture')} not in {folders}, where texts may be written; "
             f"--below {named} allows it there, --out FOLDER collects the texts"
         )
     return exit_code

@@ -236,7 +236,7 @@ class _Training:
             return False
         if data.validation and (right := eye.are_right(data.validation)):
             share, what = sum(right) / len(right), counted(len(right), "validation example")
-            self._tell(f"the picture tower alone answers {share * 100:.1f} % of {what} right")
+            self._tell(f"the encoder alone answers {share * 100:.1f} % right, of {what} with questions that it learned")
         self._encodings = eye.finished(data)
         return True
 

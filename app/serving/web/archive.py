@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
-from llama_adapter.app.serving.web.html import counted
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import counted, shown_name
 from llama_adapter.vision.errors import PictureError
 
 ARCHIVE_SUFFIXES: Final = frozenset({".zip", ".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst"})
 
+_PLURALS: Final = {
+    "file that is not a picture": "files that are not pictures",
+    "picture over the limit": "pictures over the limit",
+}
 _CHUNK_BYTES: Final = 2**20
 _ENCRYPTED: Final = 0x1  # one of a zip entry's flag bits
 # Python unpacks these methods in bounded pieces. With other methods, a few bytes can become gigabytes at once.
@@ -146,7 +149,8 @@ def skipped_kind(name: str) -> str | None:
 
 def skipped_note(name: str, skipped: Mapping[str, int]) -> str:
     """A sentence about the files of a folder or archive that were skipped, by their kinds."""
-    return f"{name}: skipped {', '.join(counted(number, kind) for kind, number in sorted(skipped.items()))}."
+    counts = (counted(number, kind, plural=_PLURALS.get(kind)) for kind, number in sorted(skipped.items()))
+    return f"{name}: skipped {', '.join(counts)}."
 
 
 def safe_name(name: str) -> str:

@@ -21,7 +21,7 @@ from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_files import MAX_PICTURES, BatchFiles
 from llama_adapter.app.serving.web.batch_run import BatchRun, Result
 from llama_adapter.app.serving.web.batch_view import MAX_CARDS, State, cards, decisions, failures, progress_view
-from llama_adapter.app.serving.web.html import alert, counted, render, told
+from llama_adapter.app.serving.web.html import alert, render, told
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.suggestions import starters_for
 from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES, Upload, place_in_uploads
@@ -243,7 +243,7 @@ class BatchEvents:
         files, problems = picked(event)
         left_out = session.add(files)
         if left_out:
-            problems.append(f"A batch takes {MAX_FILES:,} files; {counted(left_out, 'more')} left out.")
+            problems.append(f"A batch takes {MAX_FILES:,} files; {left_out:,} more left out.")
         return self._listed(session, problems=problems, is_taken=bool(files))
 
     def remove(self, session: BatchSession, event: gr.EventData) -> list[Any]:

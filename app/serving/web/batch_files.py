@@ -16,7 +16,6 @@ from llama_adapter.app.serving.web.archive import (
     unique_name,
 )
 from llama_adapter.app.serving.web.batch_run import PictureFile
-from llama_adapter.app.serving.web.html import counted
 from llama_adapter.app.serving.web.uploads import Upload, read_upload, uploaded
 from llama_adapter.vision.errors import PictureError
 
@@ -52,8 +51,8 @@ class BatchFiles:
         if skipped:
             self.notes.append(skipped_note("Folder", skipped))
         if self._num_left_out:
-            left_out = counted(self._num_left_out, "more")
-            self.notes.append(f"One batch takes {max_pictures:,} pictures; {left_out} were left out.")
+            left_out = f"{self._num_left_out:,} more were left out"
+            self.notes.append(f"One batch takes {max_pictures:,} pictures; {left_out}.")
 
     def close(self) -> None:
         """Close the archives. May be called again."""

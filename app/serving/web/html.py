@@ -13,17 +13,13 @@ from markupsafe import Markup
 
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.text import counted
 
 _log = logging.getLogger("llama_adapter")
 
 # Control characters and characters that change the text direction: a file name must not affect the text next to it.
 _INVISIBLE: Final = dict.fromkeys((*range(32), 127, *range(8234, 8239), *range(8294, 8298)), "\ufffd")
 _IN_TEXT: Final = {code: shown for code, shown in _INVISIBLE.items() if chr(code) not in "\n\t"}
-_PLURALS: Final = {
-    "file that is not a picture": "files that are not pictures",
-    "picture over the limit": "pictures over the limit",
-    "more": "more",
-}
 
 
 def render(template: str, macro: str, /, **values: Any) -> str:
@@ -107,11 +103,6 @@ def percent(probability: float) -> str:
     """A probability in per cent, never shown as 0 or 100: 98.7%, >99.9%, <0.1%."""
     text = f"{probability:.1%}"
     return {"100.0%": ">99.9%", "0.0%": "<0.1%"}.get(text, text)
-
-
-def counted(number: int, one: str) -> str:
-    """A number and its noun, in the plural if needed: 1 link, 2,000 links."""
-    return f"{number:,} {one if number == 1 else _PLURALS.get(one, one + 's')}"
 
 
 def _visible(value: Any) -> Any:

@@ -6,10 +6,11 @@ from typing import Final
 import gradio as gr
 
 from llama_adapter.app.jobs.report import numbers
-from llama_adapter.app.serving.web.html import counted, render
+from llama_adapter.app.serving.web.html import render
 from llama_adapter.app.serving.web.run_history import RunFigures
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.widgets import PRIVATE, html_view
+from llama_adapter.runtime.text import counted
 
 _MAX_BARS: Final = 5
 _MAX_TABLE_ROWS: Final = 30

@@ -269,7 +269,7 @@ def test_help_shows_a_folder_job_and_what_is_made_of_it(run: Run) -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_help_fits_the_terminal_and_breaks_no_flag(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prose_of_help_fits_the_terminal_and_no_flag_is_broken(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     parser = build_parser()
     texts = [command.format_help("all") for command in parser.commands().values()]
@@ -279,6 +279,21 @@ def test_help_fits_the_terminal_and_breaks_no_flag(columns: int, monkeypatch: py
     assert len(prose) > 100
     assert not [line for line in prose if len(line) > min(columns, 120)]
     assert not [line for line in lines if line.endswith("-") and "--" in line]
+
+
+def test_help_fills_paragraphs_and_keeps_lines_that_begin_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, *found = build_parser().commands()["pack"].format_help().split("\n\n")
+
+    assert found[0].splitlines() == [
+        "Store the weights of a bundle in the layout that the",
+        "kernels of this processor use. Such a bundle is mapped",
+        "into memory and used as it is: it starts in seconds, and",
+        "processes share its memory. Other processors and devices",
+        "take it too, but convert the layout at every start; the",
+        "values are the same. `doctor --model` shows the layout.",
+    ]
+    assert found[1].splitlines()[1] == "  llama-adapter pack --model BUNDLE --precision int4 --out BUNDLE-int4-packed"
 
 
 def test_removed_current_folder_is_a_usage_error(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

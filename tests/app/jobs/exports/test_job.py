@@ -232,11 +232,17 @@ def test_a_calibration_of_another_question_or_model_is_noted(
 # Sidecars and metadata
 
 
-def test_sidecars_hold_the_last_answer_or_what_was_decided(answers: Answers) -> None:
+def test_sidecars_hold_the_last_answer_or_what_was_decided(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
     answers.write([failed("a.png"), record("a.png"), record("a.png", id="other model", text="a moon"), failed("b.png")])
 
     assert answers.export("sidecars", "texts") == ExitCode.OK
     assert [path.read_text() for path in (answers.folder / "texts").iterdir()] == ["a moon\n"]
+    assert capsys.readouterr().err.splitlines() == [
+        "note: 1 answer came again (new model, settings or content): the last one counts",
+        "1 text written, 0 there already; 2 without an answer, left out, 0 superseded",
+    ]
     answers.write([asked("a.png", 0.6)])
     assert answers.export("sidecars", "decided", abstain=(0.2, 0.8), suffix=".caption") == ExitCode.OK
     assert (answers.folder / "decided" / "a.caption").read_text() == "undecided\n"
@@ -261,6 +267,7 @@ def test_beside_a_picture_in_no_folder_of_the_job_nothing_is_written_until_it_is
     assert sorted(path.name for path in elsewhere.iterdir()) == ["passwd", "shadow"]
     told = capsys.readouterr().err
     assert "it is in no folder that texts may be written to" in told
+    assert f"hint: 2 pictures not in `{answers.folder}`, where texts may be written; --below" in told
     assert f"--below {elsewhere}" in told
     assert answers.export("sidecars", below=(str(elsewhere),)) == ExitCode.OK
     assert (elsewhere / "passwd.txt").read_text() == "a star\n"

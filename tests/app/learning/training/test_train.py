@@ -512,13 +512,15 @@ def test_without_a_cache_folder_encodings_are_beside_the_adapter_and_a_note_says
 ) -> None:
     (tmp_path / "home").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(f"{OPENS.rpartition('.run.')[0]}.encoding._MANY", 30)
     kill_after(0, monkeypatch)
     ran = run("train", str(pets), "--out", str(tmp_path / "pets.pth"), *QUICK)
 
     assert ran.code == 9
-    note, encoding = [line for line in ran.err.splitlines() if "pictures" in line]
+    note, looking, encoding = [line for line in ran.err.splitlines() if "pictures" in line]
     assert "encoded pictures are kept in" in note
     assert "--encoded names another folder" in note
+    assert looking == "looking for the encodings of 30 pictures"
     assert encoding == "encoding 30 pictures", "progress is shown once a minute"
     assert len(list((tmp_path / "pets.training" / "encoded").rglob("*.safetensors"))) == 30
 
@@ -562,7 +564,12 @@ def test_over_a_trained_encoder_the_last_weights_are_kept_and_an_interrupted_run
     monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 2)
     monkeypatch.setattr(eye, "_MOST_VIEWS", 4)
     learn = partial(train, settings=SEEING)
-    assert learn(out="other.pth").code == 0
+    ran = learn(out="other.pth")
+    assert ran.code == 0, ran.err
+    assert re.search(
+        r"\bthe encoder alone answers \d+\.\d % right, of [1-9]\d* validation examples with questions", ran.err
+    )
+    assert re.search(r" 4 steps of \d+ \(epochs: 2\), highest learning rate ", ran.err)
     other, folder = tmp_path / "other.training", tmp_path / "pets.training"
     shutil.copytree(whole, folder)  # of other sets, and replaced
     with monkeypatch.context() as patch:
