@@ -13,7 +13,7 @@ from llama_adapter.app.models.checkpoints import (
     StreamedModel,
     declared_questions,
     declared_template,
-    folded_error,
+    require_plain,
     stream_sources,
     with_loras,
 )
@@ -30,7 +30,6 @@ from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.split import share_of, shares_of, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.lora import merged_state, open_loras
-from llama_adapter.llm.weights.names import FACTORS
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
@@ -136,14 +135,13 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
-    if not FACTORS.isdisjoint(manifest["merged"]):
-        raise folded_error(place)
+    require_plain(place, manifest["merged"])
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
-    loras = open_loras(lora, config)
+    loras = open_loras(lora, config, is_bundle=True)
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
-    tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)
+    tensors = merged_state(lambda: stream_bundle(place)[1], loras, config, contained=model.merged)
     if share is not config:
         tensors = take_all(tensors, whole=config, share=share)
     tensors = quantise(tensors, sketch(share), dtype=model.dtype, precision=model.precision)

@@ -8,7 +8,7 @@ A LoRA changes wk and wv as weights: an adapter's own keys and values are comput
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,7 @@ _SAME: Final = {
 # What stands before the names of a language model's modules in a model that sees pictures, in place of `model.`.
 _INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.(?=model\.|lm_head\.)|model\.text_model\.")
 # Files with further weights that a training changed: of LLaVA and programs like it, LongLoRA, and ms-swift.
-_FURTHER: Final = ("non_lora*", "trainable_params.bin", "vit.safetensors")
+_FURTHER: Final = ("non_lora*.bin", "non_lora*.safetensors", "trainable_params.bin", "vit.safetensors")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
 _MEANING: Final = "the folder is damaged, or was trained on another model or on fused matrices"
@@ -97,8 +97,8 @@ class LoraFolder:
         return f"lora:{shown_excerpt(self.path.resolve().name, length=80)}={self.weight:g}"
 
 
-def open_loras(texts: Iterable[str], config: DecoderConfig) -> tuple[LoraFolder, ...]:
-    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration.
+def open_loras(texts: Iterable[str], config: DecoderConfig, *, is_bundle: bool = False) -> tuple[LoraFolder, ...]:
+    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration, which may be in a bundle.
 
     Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
     that is not supported; every tensor must be known, and every module that the config targets must be there. Raises
@@ -108,13 +108,14 @@ def open_loras(texts: Iterable[str], config: DecoderConfig) -> tuple[LoraFolder,
         to_huggingface(name, norms=config.norms).removesuffix(".weight"): (name, shape)
         for name, shape in llama_shapes(config).items()
     }
-    return tuple(_open(*_split_weight(text), names=names) for text in texts)
+    return tuple(_open(*_split_weight(text), names=names, is_bundle=is_bundle) for text in texts)
 
 
 def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSource:
-    """The LLaMA with LoRA merged, when a tensor is read. Raises CheckpointError for folders that cannot be summed."""
+    """The LLaMA with LoRA merged, when a tensor is read. Raises the errors of `merged_state`."""
     if not loras:
         return source
+    _check_unmixed(loras, source.config, contained=source.contained)
     tensors = dict(source.tensors)
     plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
     tying = [lora for lora in loras if lora.config.entries["ensure_weight_tying"]]
@@ -133,25 +134,18 @@ def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSour
 
 
 def merged_state(
-    stream: Callable[[], Iterable[tuple[str, Tensor]]], loras: Sequence[LoraFolder], config: DecoderConfig
+    stream: Callable[[], Iterable[tuple[str, Tensor]]],
+    loras: Sequence[LoraFolder],
+    config: DecoderConfig,
+    *,
+    contained: Collection[str],
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a whole decoder's state dict with LoRA merged, which are float32; others are left as they are.
 
     Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
-    LoRA or the norms of an adapter.
+    LoRA or the norms of an adapter: the labels of what they contain have "gates".
     """
-    for lora in loras if config.num_adapter_layers else ():
-        if mixed := [
-            to_huggingface(name, norms=config.norms)
-            for name, change in lora.changes.items()
-            if name not in _ENDS
-            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
-        ]:
-            raise CheckpointError(
-                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
-                "adapter's changes already",
-                hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
-            )
+    _check_unmixed(loras, config, contained=contained)
 
     def read(wanted: str) -> Tensor:
         return next(tensor for name, tensor in stream() if meta_parts(name, config) == [wanted])
@@ -166,6 +160,21 @@ def merged_state(
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return ((name, merged(name, tensor)) for name, tensor in stream())
+
+
+def _check_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, *, contained: Collection[str]) -> None:
+    for lora in loras if "gates" in contained else ():
+        if mixed := [
+            to_huggingface(name, norms=config.norms)
+            for name, change in lora.changes.items()
+            if name not in _ENDS
+            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
+        ]:
+            raise CheckpointError(
+                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
+                "adapter's changes already",
+                hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
+            )
 
 
 def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:
@@ -216,7 +225,7 @@ def _split_weight(text: str) -> tuple[Path, float]:
     return Path(folder), weight
 
 
-def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]) -> LoraFolder:
+def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]], is_bundle: bool) -> LoraFolder:
     """Open a folder. `names` are the modules of the LLaMA, with Meta's names and the shapes of their weights."""
     if (folder / CONFIG).exists():
         config = read_config(folder)
@@ -226,7 +235,7 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         files: tuple[Path, ...] = (folder / CONFIG, path)
         found = _by_module(tensors, path=path)
         further = sorted(one for pattern in _FURTHER for one in folder.glob(pattern) if one.is_file())
-        if more := [one.name for one in further if read_tensor_file(one).tensors]:
+        if more := [one.name for one in further if _has_tensors(one)]:
             raise CheckpointError(
                 f"`{folder}` has {list_keys(more)} beside its LoRA, with further trained weights, which are not read",
                 hint="merge all of them with the program that trained them, and name the result as --llama-dir",
@@ -258,14 +267,18 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
     what = f"The LoRA `{path}`"
     meaning = _MEANING
     if files[0].name == CONFIG:
-        meaning += "; save it again with PEFT's `save_pretrained`; for rows of padding, which bundles lack, name the "
-        meaning += f"LLaMA as --llama-dir; for added tokens, biases or a tower, {MERGE}"
+        meaning += f"; save it again with PEFT's `save_pretrained`; for added tokens, biases or a tower, {MERGE}"
     if not wanted:
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
         )
     check_names(list(found), list(wanted), what=what, meaning=meaning)
-    check_shapes({key: tuple(tensor.shape) for key, tensor in found.items()}, wanted, what=what, meaning=meaning)
+    shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
+    ends = {key for key in wanted if names[key.rpartition(".")[0]][0] in _ENDS}
+    check_shapes(shapes, {key: wanted[key] for key in wanted if key not in ends}, what=what, meaning=meaning)
+    if is_bundle:
+        meaning += "; for rows of padding, which a bundle lacks, name the LLaMA that it was made of as --llama-dir"
+    check_shapes(shapes, {key: wanted[key] for key in wanted if key in ends}, what=what, meaning=meaning)
     if broken := [key for key, tensor in found.items() if not bool(tensor.isfinite().all())]:
         raise CheckpointError(
             f"{what} holds numbers that are not finite, in {list_keys(broken)}",
@@ -283,6 +296,14 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         for module in dict.fromkeys(key.rpartition(".")[0] for key in wanted)
     }
     return LoraFolder(path=folder, weight=weight, config=config, files=tuple(map(str, files)), changes=changes)
+
+
+def _has_tensors(further: Path) -> bool:
+    try:
+        return bool(read_tensor_file(further).tensors)
+    except CheckpointError as error:
+        hint = "if the training changed no weights but those of the LoRA, take the file out of the folder"
+        raise CheckpointError(f"Beside the LoRA is a file that cannot be read: {error.message}", hint=hint) from None
 
 
 def _by_module(tensors: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor]:
