@@ -59,7 +59,8 @@ def one_of(values: Mapping[str, Mapping[str, Any] | str], *, otherwise: str) -> 
     def rule(imported: Import, key: str, value: Any) -> None:
         found = values.get(str(value)) if isinstance(value, (str, int)) else None
         if found is None:
-            imported.refuse(key, f"wanted {' or '.join(values)}, got {value!r}; {otherwise}")
+            wanted = " or ".join(name for name, settings in values.items() if not isinstance(settings, str))
+            imported.refuse(key, f"wanted {wanted}, got {value!r}; {otherwise}")
         elif isinstance(found, str):
             imported.ignore(key, found)
         elif not found:
@@ -181,11 +182,8 @@ def _set_sampling(imported: Import) -> None:
 # MindFormers: a YAML, with the `infer` table of MindSpore Lite; options of run_infer_main.py
 
 _CONFIG = "model.model_config"
-_COMMANDS = {
-    "train": "`llama-adapter train` trains adapters",
-    "finetune": "`llama-adapter train` trains adapters",
-    "eval": "`llama-adapter eval` scores answers",
-}
+_TRAIN = "`llama-adapter train` trains adapters"
+_COMMANDS = {"train": _TRAIN, "finetune": _TRAIN, "eval": "`llama-adapter eval` scores answers"}
 
 
 def _run_mode(imported: Import, key: str, value: Any) -> None:
@@ -390,19 +388,14 @@ def _rules(system: str) -> dict[str, Rule]:
     for key, settings in tables["taken"].items():
         rules[key] = taken(settings, notes.get(key, ""))
     for key, values in tables["values"].items():
-        rules[key] = one_of(values, otherwise=values.pop("otherwise"))
-    for key, names in tables["families"].items():
-        rules[key] = ignored_if(_is_among(names), _OF_FOLDER, rules[key])
+        families = dict.fromkeys(tables["families"].get(key, ()), _OF_FOLDER)
+        rules[key] = one_of(values | families, otherwise=values.pop("otherwise"))
     for name, rule in (("ignored", ignored), ("refused", refused)):
         for reason, keys in tables[name].items():
             rules |= dict.fromkeys(keys, rule(reason))
     for reason, row in reversed(tables["ignored_if"].items()):  # the conditions of the first are then asked first
         rules |= {key: ignored_if(_any_of(row["if"]), reason, rules[key]) for key in row["keys"]}
     return rules
-
-
-def _is_among(names: list[str]) -> Condition:
-    return lambda imported, value: value in names
 
 
 def _any_of(names: list[str]) -> Condition:

@@ -37,7 +37,7 @@ from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.lora import LoraFolder, merged_source, open_loras
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.llm.weights.mindspore import open_mindspore
-from llama_adapter.llm.weights.names import FOLDED, LlamaSource
+from llama_adapter.llm.weights.names import LlamaSource
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -299,9 +299,7 @@ def merge_loras(
     texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
 ) -> tuple[LlamaSource, tuple[LoraFolder, ...]]:
     """Merge LoRA folders into a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
-    if texts:
-        require_plain(llama.name, llama.contained)
-    loras = open_loras(texts, llama.config, is_bundle=(Path(llama.name) / MANIFEST).is_file())
+    loras = open_loras(texts, llama.config, contained=llama.contained)
     for lora in loras:
         if adapter is not None and (replaced := [name for name in lora.changes if name in adapter.llama]):
             raise CheckpointError(
@@ -309,16 +307,6 @@ def merge_loras(
                 hint="leave out --lora, or use an adapter's file without these tensors",
             )
     return merged_source(llama, loras), loras
-
-
-def require_plain(name: object, merged: Collection[str]) -> None:
-    """Raise CheckpointError for a bundle with an adapter's scales or `Folds` in its weights, which no LoRA fits."""
-    if what := "scales of its adapter" if "scales" in merged else "factors of its family" if FOLDED in merged else "":
-        adapter = ", and its adapter as --adapter" if {"gates", "scales"} & {*merged} else ""
-        raise CheckpointError(
-            f"The weights of the bundle `{name}` contain {what}, so no LoRA is merged into them",
-            hint=f"name the folder that the bundle was made of as --llama-dir{adapter}",
-        )
 
 
 def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) -> LoadedModel:

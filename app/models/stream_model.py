@@ -13,7 +13,6 @@ from llama_adapter.app.models.checkpoints import (
     StreamedModel,
     declared_questions,
     declared_template,
-    require_plain,
     stream_sources,
     with_loras,
 )
@@ -135,13 +134,12 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
-    require_plain(place, manifest["merged"])
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
-    loras = open_loras(lora, config, is_bundle=True)
+    loras = open_loras(lora, config, contained=model.merged)
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
-    tensors = merged_state(lambda: stream_bundle(place)[1], loras, config, contained=model.merged)
+    tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)
     if share is not config:
         tensors = take_all(tensors, whole=config, share=share)
     tensors = quantise(tensors, sketch(share), dtype=model.dtype, precision=model.precision)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.llm.weights.names import (
+    FOLDED,
     ROTATED,
     LlamaSource,
     half_split,
@@ -53,6 +54,7 @@ _INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.(?=model\.
 _FURTHER: Final = ("non_lora*.bin", "non_lora*.safetensors", "trainable_params.bin", "vit.safetensors")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
+_FACTORS: Final = {"scales": "scales of its adapter", FOLDED: "factors of its family"}  # labels of what no LoRA fits
 _MEANING: Final = "the folder is damaged, or was trained on another model or on fused matrices"
 
 
@@ -97,25 +99,52 @@ class LoraFolder:
         return f"lora:{shown_excerpt(self.path.resolve().name, length=80)}={self.weight:g}"
 
 
-def open_loras(texts: Iterable[str], config: DecoderConfig, *, is_bundle: bool = False) -> tuple[LoraFolder, ...]:
-    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration, which may be in a bundle.
+def open_loras(
+    texts: Iterable[str], config: DecoderConfig, *, contained: Collection[str] | None = None
+) -> tuple[LoraFolder, ...]:
+    """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration.
+
+    `contained` is what a bundle's weights contain, as in its manifest; None: it is in no bundle.
 
     Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
-    that is not supported; every tensor must be known, and every module that the config targets must be there. Raises
+    that is not supported; every tensor must be known, and every module that the config targets must be there. Raises it
+    for a bundle too whose weights contain factors, or changes of its adapter that a LoRA replaces or rescales. Raises
     UsageError for a weight that is no number.
     """
     names = {
         to_huggingface(name, norms=config.norms).removesuffix(".weight"): (name, shape)
         for name, shape in llama_shapes(config).items()
     }
-    return tuple(_open(*_split_weight(text), names=names, is_bundle=is_bundle) for text in texts)
+    loras = tuple(_open(*_split_weight(text), names=names, is_bundle=contained is not None) for text in texts)
+    if loras and contained:
+        _require_unmixed(loras, config, contained)
+    return loras
+
+
+def _require_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, contained: Collection[str]) -> None:
+    hint = "name the LLaMA that the bundle was made of as --llama-dir"
+    hint += ", and its adapter as --adapter" if {"gates", "scales"} & {*contained} else ""
+    if factors := [what for label, what in _FACTORS.items() if label in contained]:
+        what = " and ".join(factors)
+        raise CheckpointError(f"The bundle's weights contain {what}, so no LoRA is merged into them", hint=hint)
+    for lora in loras if "gates" in contained else ():
+        if mixed := [
+            to_huggingface(name, norms=config.norms)
+            for name, change in lora.changes.items()
+            if name not in _ENDS
+            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
+        ]:
+            raise CheckpointError(
+                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
+                "adapter's changes already",
+                hint=hint,
+            )
 
 
 def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSource:
-    """The LLaMA with LoRA merged, when a tensor is read. Raises the errors of `merged_state`."""
+    """The LLaMA with LoRA merged, when a tensor is read. Raises CheckpointError for folders that cannot be summed."""
     if not loras:
         return source
-    _check_unmixed(loras, source.config, contained=source.contained)
     tensors = dict(source.tensors)
     plain = {name: dataclasses.replace(tensor, change=None) for name, tensor in tensors.items()}
     tying = [lora for lora in loras if lora.config.entries["ensure_weight_tying"]]
@@ -134,18 +163,12 @@ def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSour
 
 
 def merged_state(
-    stream: Callable[[], Iterable[tuple[str, Tensor]]],
-    loras: Sequence[LoraFolder],
-    config: DecoderConfig,
-    *,
-    contained: Collection[str],
+    stream: Callable[[], Iterable[tuple[str, Tensor]]], loras: Sequence[LoraFolder], config: DecoderConfig
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a whole decoder's state dict with LoRA merged, which are float32; others are left as they are.
 
-    Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
-    LoRA or the norms of an adapter: the labels of what they contain have "gates".
+    Raises CheckpointError for folders that cannot be summed.
     """
-    _check_unmixed(loras, config, contained=contained)
 
     def read(wanted: str) -> Tensor:
         return next(tensor for name, tensor in stream() if meta_parts(name, config) == [wanted])
@@ -160,21 +183,6 @@ def merged_state(
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     return ((name, merged(name, tensor)) for name, tensor in stream())
-
-
-def _check_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, *, contained: Collection[str]) -> None:
-    for lora in loras if "gates" in contained else ():
-        if mixed := [
-            to_huggingface(name, norms=config.norms)
-            for name, change in lora.changes.items()
-            if name not in _ENDS
-            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
-        ]:
-            raise CheckpointError(
-                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
-                "adapter's changes already",
-                hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
-            )
 
 
 def _applied(changes: Sequence[Change], weight: Tensor, *, meta_heads: int | None = None) -> Tensor:
@@ -272,13 +280,12 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
         )
-    check_names(list(found), list(wanted), what=what, meaning=meaning)
     shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
-    ends = {key for key in wanted if names[key.rpartition(".")[0]][0] in _ENDS}
-    check_shapes(shapes, {key: wanted[key] for key in wanted if key not in ends}, what=what, meaning=meaning)
-    if is_bundle:
+    ends = [key for key in wanted if names[key.rpartition(".")[0]][0] in _ENDS]
+    if is_bundle and any(shapes.get(key, wanted[key]) != wanted[key] for key in ends):
         meaning += "; for rows of padding, which a bundle lacks, name the LLaMA that it was made of as --llama-dir"
-    check_shapes(shapes, {key: wanted[key] for key in wanted if key in ends}, what=what, meaning=meaning)
+    check_names(list(found), list(wanted), what=what, meaning=meaning)
+    check_shapes(shapes, wanted, what=what, meaning=meaning)
     if broken := [key for key, tensor in found.items() if not bool(tensor.isfinite().all())]:
         raise CheckpointError(
             f"{what} holds numbers that are not finite, in {list_keys(broken)}",
@@ -302,7 +309,7 @@ def _has_tensors(further: Path) -> bool:
     try:
         return bool(read_tensor_file(further).tensors)
     except CheckpointError as error:
-        hint = "if the training changed no weights but those of the LoRA, take the file out of the folder"
+        hint = "take it out of the folder if no weights are in it"
         raise CheckpointError(f"Beside the LoRA is a file that cannot be read: {error.message}", hint=hint) from None
 
 

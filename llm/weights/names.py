@@ -288,13 +288,13 @@ class LlamaSource:
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
     embedding_scale: float = 1.0  # factor of the embedding, rounded to the dtype of the computation, as in Gemma
-    contained: tuple[str, ...] = ()  # what the stored weights contain: the labels in a bundle's manifest
+    contained: tuple[str, ...] | None = None  # what a bundle's weights contain, as in its manifest; None: no bundle
 
     @property
     def merged(self) -> tuple[str, ...]:
         """What is, or will be when it is read, in the weights, for a manifest."""
         is_changed = self.embedding_scale != 1 or any(tensor.change is not None for tensor in self.tensors.values())
-        return self.contained if FOLDED in self.contained or not is_changed else (FOLDED, *self.contained)
+        return tuple(dict.fromkeys((*((FOLDED,) if is_changed else ()), *(self.contained or ()))))
 
 
 def checked_config(folder: Path, settings: Mapping[str, Any]) -> DecoderConfig:

@@ -20,9 +20,8 @@ _PADDLE_CONFIG: Final = "lora_config.json"
 _PADDLE_WEIGHTS: Final = "lora_model_state.pdparams"
 _MINDSPORE_FACTOR: Final = re.compile(r"(.+)\.mindpet_delta_lora_([ab])")
 # Behind the name of the decoder in its class. Towers and MTP layers have others.
-_PADDLE_FACTOR: Final = re.compile(
-    r"(?:model\.)?(?:(?:llama|mistral|gemma|qwen2|qwen3)\.)?(lm_head|(?:layers|embed_tokens)\b.*)\.lora_([AB])"
-)
+_DECODERS: Final = r"(?:model\.)?(?:(?:llama|mistral|gemma|qwen2|qwen3)\.)?"
+_PADDLE_FACTOR: Final = re.compile(rf"{_DECODERS}(lm_head|(?:layers|embed_tokens)\b.*)\.lora_([AB])")
 
 
 class Factors(NamedTuple):
