@@ -45,7 +45,7 @@ _MINDFORMERS = _Script(
     places={name: f"context.{name}" for name in ("mode", "device_target", "device_id")}
     | {"do_sample": "generation_config.do_sample"},
 )
-SCRIPTS = {
+_SCRIPTS = {
     "run_mindformer.py": _MINDFORMERS,
     "run_mindformers.py": _MINDFORMERS,
     "export.py": _MINDFORMERS._replace(settings_file="config_path", implied={"run_mode": "export"}),
@@ -53,6 +53,8 @@ SCRIPTS = {
     "predictor.py": _Script(import_paddlenlp, implied={"example": PADDLENLP_EXAMPLE}),
     "export_model.py": _Script(import_paddlenlp, implied={"output_path": None}),
 }
+
+PROGRAMS = f"name a Python file, or a line of {', '.join(_SCRIPTS)}"  # a hint
 
 
 def import_file(path: str) -> Imported:
@@ -75,18 +77,18 @@ def import_line(words: Sequence[str]) -> Imported | None:
     """
     source, folder = "the command line", Path()
     name, options = _find_script([*map(Word, words)], source=source)
-    file, *given = words[1:] if len(words) > 1 and words[0] in ("bash", "sh", ".", "source") else words
+    shell = re.compile(r"(.*/)?(ba)?sh|\.|source|-[abd-z]+")  # and its switches, such as -x, but not -c
+    file, *given = [*dropwhile(shell.fullmatch, words)] or [""]
     is_sh = not name and file.endswith(".sh")
     if is_sh:
         source, folder = file, Path(file).parent
-        name, options = _find_script(split_words(read_content(source), source=source), source=source)
-    is_here = Path(name).exists()
-    if name and not is_here and not (is_sh and given):
+        name, options = _find_script(split_words(read_content(source, hint=PROGRAMS), source=source), source=source)
+    if name and not Path(name).exists() and not (is_sh and given):
         return _import_options(name, options, source=source, folder=folder)
     if is_sh:
-        what = "which is a file here" if is_here else "and does not get the arguments after it, such as `$1`"
-        what = f"`{name}`, {what}" if name else "no script of another system"
-        raise UsageError(f"`{source}` runs {what}", hint="name the Python program itself: run-reference PROGRAM.py ...")
+        what = f"`{name}`, which is a file here" if name else "no script of another system"
+        what = "arguments after a .sh file are not passed on" if given else f"`{source}` runs {what}"
+        raise UsageError(what, hint="name the Python program itself: run-reference PROGRAM.py ...")
     return None
 
 
@@ -133,12 +135,12 @@ def _find_script(words: list[Word], *, source: str) -> tuple[str, list[Word]]:
         if word.text.startswith("--"):
             break
         after = words[index + 1 :]
-        if Path(word.text).name in SCRIPTS:
+        if Path(word.text).name in _SCRIPTS:
             return word.text, [*num_devices, *after]
-        if word.line is None and any(f"{script}\u00a0--" in word.text for script in SCRIPTS):
+        if word.line is None and any(f"{script}\u00a0--" in word.text for script in _SCRIPTS):
             raise UsageError(f"{source}: `{word.text}` has non-breaking spaces", hint="write plain spaces")
         around = index > 0 and re.fullmatch(r".*\.sh|-\w*c", words[index - 1].text)
-        if around and any(Path(one).name in SCRIPTS for one in word.text.split()):
+        if around and any(Path(one).name in _SCRIPTS for one in word.text.split()):
             name, options = _find_script(split_words(word.text, source=source, line=word.line), source=source)
             if name:
                 rest = [*takewhile(lambda one: not re.search(r"[;&|\n]", one.gap), after)]  # a number, a port, a folder
@@ -155,7 +157,7 @@ def _import_options(name: str, words: list[Word], *, source: str, folder: Path) 
 
     As in MindFormers, options of the command line override those of `--config FILE`, which may be in `folder`.
     """
-    script = SCRIPTS.get(Path(name).name, _Script(partial(_import_table, source=source)))
+    script = _SCRIPTS.get(Path(name).name, _Script(partial(_import_table, source=source)))
     options = _read_options(words, script.places, source=source)
     if name and options.keys() <= {"worker_num"}:
         hint = "name the file of settings that was changed: --config FILE.yaml"

@@ -53,13 +53,16 @@ def number(setting: str, note: str = "") -> Rule:
     return rule
 
 
-def one_of(values: Mapping[str, Mapping[str, Any]], *, otherwise: str) -> Rule:
-    """A rule for a key whose value stands for settings, as in `values`. Other values are refused."""
+def one_of(values: Mapping[str, Mapping[str, Any] | str], *, otherwise: str) -> Rule:
+    """A rule for a key whose value stands for settings or a reason to ignore it, as in `values`; others are refused."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
         found = values.get(str(value)) if isinstance(value, (str, int)) else None
         if found is None:
-            imported.refuse(key, f"wanted {' or '.join(values)}, got {value!r}; {otherwise}")
+            wanted = " or ".join(name for name, settings in values.items() if not isinstance(settings, str))
+            imported.refuse(key, f"wanted {wanted}, got {value!r}; {otherwise}")
+        elif isinstance(found, str):
+            imported.ignore(key, found)
         elif not found:
             imported.ignore(key, f"{value!r} is the default")
         else:
@@ -179,6 +182,18 @@ def _set_sampling(imported: Import) -> None:
 # MindFormers: a YAML, with the `infer` table of MindSpore Lite; options of run_infer_main.py
 
 _CONFIG = "model.model_config"
+_TRAIN = "`llama-adapter train` trains adapters"
+_COMMANDS = {"train": _TRAIN, "finetune": _TRAIN, "eval": "`llama-adapter eval` scores answers"}
+
+
+def _run_mode(imported: Import, key: str, value: Any) -> None:
+    if value in ("predict", "predict_with_train_model"):
+        imported.take(key, {"command": "generate"})
+    elif value == "export":
+        imported.take(key, {"command": EXPORT, "output.graph_format": "mindir"})
+    else:
+        command = _COMMANDS.get(str(value), "`llama-adapter --help` lists the commands")
+        imported.refuse(key, f"{value!r}: this file becomes settings of `generate`; {command}")
 
 
 def _prompts(imported: Import, key: str, value: Any) -> None:
@@ -330,7 +345,7 @@ def _ranks_of_table(imported: Import, key: str, value: Any) -> None:
 
 # The rules and conditions that foreign_keys.toml names
 
-_FUNCTIONS: list[Rule] = [_prompts, _parallel, _graphs, _ge_config, _context_mode, _do_sample]
+_FUNCTIONS: list[Rule] = [_run_mode, _prompts, _parallel, _graphs, _ge_config, _context_mode, _do_sample]
 _FUNCTIONS += [_drawn, _example, _output_file, _adapter, _bits, _few_bits, _all_ranks, _ranks_of_table]
 _RULES: Mapping[str, Rule] = {
     **{function.__name__.removeprefix("_"): function for function in _FUNCTIONS},
@@ -373,19 +388,14 @@ def _rules(system: str) -> dict[str, Rule]:
     for key, settings in tables["taken"].items():
         rules[key] = taken(settings, notes.get(key, ""))
     for key, values in tables["values"].items():
-        rules[key] = one_of(values, otherwise=values.pop("otherwise"))
-    for key, names in tables["families"].items():
-        rules[key] = ignored_if(_is_among(names), _OF_FOLDER, rules[key])
+        families = dict.fromkeys(tables["families"].get(key, ()), _OF_FOLDER)
+        rules[key] = one_of(values | families, otherwise=values.pop("otherwise"))
     for name, rule in (("ignored", ignored), ("refused", refused)):
         for reason, keys in tables[name].items():
             rules |= dict.fromkeys(keys, rule(reason))
     for reason, row in reversed(tables["ignored_if"].items()):  # the conditions of the first are then asked first
         rules |= {key: ignored_if(_any_of(row["if"]), reason, rules[key]) for key in row["keys"]}
     return rules
-
-
-def _is_among(names: list[str]) -> Condition:
-    return lambda imported, value: value in names
 
 
 def _any_of(names: list[str]) -> Condition:

@@ -12,7 +12,7 @@ from llama_adapter.app.models.bundle_manifest import DAMAGED, LLM, VISION, Manif
 from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.weights.names import FACTORS, MATRICES, LlamaSource, SplitTensor, checked_source, meta_tensors
+from llama_adapter.llm.weights.names import MATRICES, LlamaSource, SplitTensor, checked_source, meta_tensors
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.kernels.layout import PackedLayout
@@ -181,7 +181,7 @@ def open_bundle(folder: str | os.PathLike[str]) -> LlamaSource:
         half_split=True,
         biased=MATRICES if has_biases else (),
     )
-    return dataclasses.replace(source, is_folded=not FACTORS.isdisjoint(manifest["merged"]))
+    return dataclasses.replace(source, contained=tuple(manifest["merged"]))
 
 
 @again_if_replaced

@@ -27,7 +27,7 @@ from llama_adapter.app.models.replaced_folder import again_if_replaced
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.conversation import Template
-from llama_adapter.llm.pieces.folder import read_settings
+from llama_adapter.llm.pieces.folder import find_template
 from llama_adapter.llm.split import share_of
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.adapter import AdapterFile, open_adapter
@@ -133,8 +133,8 @@ class LoadedModel(DescribedModel):
     decoder_state: dict[str, Tensor]  # empty if the decoder is streamed
     dtype: torch.dtype  # of all tensors except those of quantised weights
     sources: tuple[SourceFile, ...]
-    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, "lora:NAME=WEIGHT" of PEFT, and
-    # "folded": factors of a family.
+    # What was merged into the weights: "gates", "lora" and "scales" of an adapter, with its norms and biases,
+    # "lora:NAME=WEIGHT" of PEFT, and "folded": factors of a family.
     merged: tuple[str, ...]
     origin: Origin | None = None  # if weights are or were quantised or packed
     input_scales: Mapping[str, Tensor] = field(default_factory=dict)  # see `input_scales.py`
@@ -213,7 +213,7 @@ def stream_sources(
     sees_tokens = adapter is None and place.sees_tokens
     tokenizer, llama, clip = open_llama_parts(place, adapter=adapter, clip=spec.clip)
     sight = open_connected(place.folder, tokenizer, dim=llama.config.dim) if sees_tokens else None
-    folded = llama.merged
+    contained = llama.merged
     llama, loras = merge_loras(spec.lora, llama, adapter)
     base = base_name(place.folder)
     files = [SourceFile(role="llama", path=path) for path in llama.files]
@@ -281,7 +281,7 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=computed or torch.float32,
         sources=tuple(files),
-        merged=(*folded, *(() if adapter is None else _merged(adapter))),
+        merged=tuple(dict.fromkeys((*contained, *(() if adapter is None else _merged(adapter))))),
         prompt=questions.prompt,
         question=questions.question,
         template=template,
@@ -299,9 +299,7 @@ def merge_loras(
     texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
 ) -> tuple[LlamaSource, tuple[LoraFolder, ...]]:
     """Merge LoRA folders into a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
-    if texts and llama.is_folded:
-        raise folded_error(llama.name)
-    loras = open_loras(texts, llama.config)
+    loras = open_loras(texts, llama.config, contained=llama.contained)
     for lora in loras:
         if adapter is not None and (replaced := [name for name in lora.changes if name in adapter.llama]):
             raise CheckpointError(
@@ -311,39 +309,32 @@ def merge_loras(
     return merged_source(llama, loras), loras
 
 
-def folded_error(name: object) -> CheckpointError:
-    """The refusal of LoRA for a bundle with `Folds` or an adapter's scales in its weights."""
-    return CheckpointError(
-        f"The weights of the bundle `{name}` contain factors of its family or adapter, so no LoRA is merged into them",
-        hint="name the folder that the bundle was made of as --llama-dir, and its adapter as --adapter",
-    )
-
-
 def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) -> LoadedModel:
     """The model with what is merged into it, and notes on LoRA folders for another LLaMA or chat template."""
     if not loras:
         return model
     files = [SourceFile(role="lora", path=path, sha256=file_digest(path)) for lora in loras for path in lora.files]
-    templates = (None, model.tokenizer.settings.chat_template)
-    others = [lora.path for lora in loras if read_settings(lora.path).chat_template not in templates]
-    notes = [f"the chat template in the LoRA `{path}` is not that of the model, and is not used" for path in others]
     told = [model.digest, *((Path(file.path).name, file.sha256) for file in files), *(lora.weight for lora in loras)]
     return dataclasses.replace(
         model,
         digest=hashlib.sha256(repr(told).encode()).hexdigest(),
         sources=(*model.sources, *files),
         merged=(*model.merged, *(lora.label for lora in loras)),
-        notes=(*model.notes, *lora_notes(loras, base=base), *notes),
+        notes=(*model.notes, *lora_notes(loras, base=base, template=model.tokenizer.settings.chat_template)),
     )
 
 
-def lora_notes(loras: Sequence[LoraFolder], *, base: str) -> list[str]:
-    """Notes on LoRA folders that were trained on another LLaMA than `base`."""
+def lora_notes(loras: Sequence[LoraFolder], *, base: str, template: str | None) -> list[str]:
+    """Notes on LoRA folders that were trained on another LLaMA than `base`, or have another chat template."""
     trained_on = [str(lora.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/") for lora in loras]
     return [
         f"the LoRA `{lora.path}` was trained on `{shown_excerpt(other)}`, and is merged into `{shown_name(base)}`"
         for lora, other in zip(loras, trained_on, strict=True)
         if other and other.rpartition("/")[2].casefold() != base.casefold()
+    ] + [
+        f"the chat template in the LoRA `{lora.path}` is not that of the model, and is not used"
+        for lora in loras
+        if find_template(lora.path) not in (None, template)
     ]
 
 

@@ -13,7 +13,6 @@ from llama_adapter.app.models.checkpoints import (
     StreamedModel,
     declared_questions,
     declared_template,
-    folded_error,
     stream_sources,
     with_loras,
 )
@@ -30,7 +29,6 @@ from llama_adapter.llm.exported.card import read_card
 from llama_adapter.llm.split import share_of, shares_of, take_all
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.lora import merged_state, open_loras
-from llama_adapter.llm.weights.names import FACTORS
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import FLOAT
@@ -136,11 +134,9 @@ def stream_merged_bundle(
             hint="merge LoRA into the bundle of floats that it was made of (`llama-adapter convert --model BUNDLE "
             "--lora FOLDER --out MERGED`), then quantize, pack or split the result",
         )
-    if not FACTORS.isdisjoint(manifest["merged"]):
-        raise folded_error(place)
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
-    loras = open_loras(lora, config)
+    loras = open_loras(lora, config, contained=model.merged)
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
     tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)

@@ -85,19 +85,30 @@ def read_settings(*folders: Path) -> TokenizerSettings:
     """
     configs = [_read(folder / name) for name in ("generation_config.json", "config.json") for folder in folders]
     own = stored_settings(*folders)
-    templates = (folder / _TEMPLATE_FILE for folder in folders)
-    beside = next((read_bytes(file).decode(errors="replace") for file in templates if file.is_file()), None)
-    old = (_read(folder / _OLD_TEMPLATE_FILE).get("chat_template") for folder in folders)
-    beside = beside or next((text for text in old if isinstance(text, str)), None)
     return TokenizerSettings(
         # As in transformers, generation_config.json has precedence.
         end_ids=(*next(filter(None, map(_end_ids, configs)), ()), *own.end_ids),
-        chat_template=beside or own.chat_template,
+        chat_template=_template_file(*folders) or own.chat_template,
         names=own.names,
         begins=own.begins,
         num_rows=_num_rows([_read(folder / "config.json") for folder in reversed(folders)]),
         added={**own.added, **{name: one for folder in folders for name, one in _added_file(folder)}},
     )
+
+
+def find_template(folder: Path) -> str | None:
+    """The chat template in a folder; None if it has none that can be read."""
+    try:
+        return _template_file(folder) or stored_settings(folder).chat_template
+    except CheckpointError:
+        return None
+
+
+def _template_file(*folders: Path) -> str | None:
+    templates = (folder / _TEMPLATE_FILE for folder in folders)
+    beside = next((read_bytes(file).decode(errors="replace") for file in templates if file.is_file()), None)
+    old = (_read(folder / _OLD_TEMPLATE_FILE).get("chat_template") for folder in folders)
+    return beside or next((text for text in old if isinstance(text, str)), None)
 
 
 def stored_settings(*folders: Path) -> TokenizerSettings:

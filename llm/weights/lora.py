@@ -8,7 +8,7 @@ A LoRA changes wk and wv as weights: an adapter's own keys and values are comput
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig, Norms
 from llama_adapter.llm.weights.names import (
+    FOLDED,
     ROTATED,
     LlamaSource,
     half_split,
@@ -50,9 +51,10 @@ _SAME: Final = {
 # What stands before the names of a language model's modules in a model that sees pictures, in place of `model.`.
 _INSIDE: Final = re.compile(r"model\.language_model\.|language_model\.(?=model\.|lm_head\.)|model\.text_model\.")
 # Files with further weights that a training changed: of LLaVA and programs like it, LongLoRA, and ms-swift.
-_FURTHER: Final = ("non_lora*", "trainable_params.bin", "vit.safetensors")
+_FURTHER: Final = ("non_lora*.bin", "non_lora*.safetensors", "trainable_params.bin", "vit.safetensors")
 _EMBEDDING, _HEAD = "tok_embeddings.weight", "output.weight"
 _ENDS: Final = (_EMBEDDING, _HEAD)
+_FACTORS: Final = {"scales": "scales of its adapter", FOLDED: "factors of its family"}  # labels of what no LoRA fits
 _MEANING: Final = "the folder is damaged, or was trained on another model or on fused matrices"
 
 
@@ -97,18 +99,46 @@ class LoraFolder:
         return f"lora:{shown_excerpt(self.path.resolve().name, length=80)}={self.weight:g}"
 
 
-def open_loras(texts: Iterable[str], config: DecoderConfig) -> tuple[LoraFolder, ...]:
+def open_loras(
+    texts: Iterable[str], config: DecoderConfig, *, contained: Collection[str] | None = None
+) -> tuple[LoraFolder, ...]:
     """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration.
 
+    `contained` is what a bundle's weights contain, as in its manifest; None: it is in no bundle.
+
     Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
-    that is not supported; every tensor must be known, and every module that the config targets must be there. Raises
+    that is not supported; every tensor must be known, and every module that the config targets must be there. Raises it
+    for a bundle too whose weights contain factors, or changes of its adapter that a LoRA replaces or rescales. Raises
     UsageError for a weight that is no number.
     """
     names = {
         to_huggingface(name, norms=config.norms).removesuffix(".weight"): (name, shape)
         for name, shape in llama_shapes(config).items()
     }
-    return tuple(_open(*_split_weight(text), names=names) for text in texts)
+    loras = tuple(_open(*_split_weight(text), names=names, is_bundle=contained is not None) for text in texts)
+    if loras and contained:
+        _require_unmixed(loras, config, contained)
+    return loras
+
+
+def _require_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, contained: Collection[str]) -> None:
+    hint = "name the LLaMA that the bundle was made of as --llama-dir"
+    hint += ", and its adapter as --adapter" if {"gates", "scales"} & {*contained} else ""
+    if factors := [what for label, what in _FACTORS.items() if label in contained]:
+        what = " and ".join(factors)
+        raise CheckpointError(f"The bundle's weights contain {what}, so no LoRA is merged into them", hint=hint)
+    for lora in loras if "gates" in contained else ():
+        if mixed := [
+            to_huggingface(name, norms=config.norms)
+            for name, change in lora.changes.items()
+            if name not in _ENDS
+            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
+        ]:
+            raise CheckpointError(
+                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
+                "adapter's changes already",
+                hint=hint,
+            )
 
 
 def merged_source(source: LlamaSource, loras: Sequence[LoraFolder]) -> LlamaSource:
@@ -137,21 +167,8 @@ def merged_state(
 ) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a whole decoder's state dict with LoRA merged, which are float32; others are left as they are.
 
-    Raises CheckpointError for folders that cannot be summed, or that replace or rescale weights which contain the
-    LoRA or the norms of an adapter.
+    Raises CheckpointError for folders that cannot be summed.
     """
-    for lora in loras if config.num_adapter_layers else ():
-        if mixed := [
-            to_huggingface(name, norms=config.norms)
-            for name, change in lora.changes.items()
-            if name not in _ENDS
-            and (change.whole is not None or (change.magnitude is not None and config.separate_adapter_kv))
-        ]:
-            raise CheckpointError(
-                f"The LoRA `{lora.path}` replaces or rescales {list_keys(mixed)}, and the bundle's weights contain its "
-                "adapter's changes already",
-                hint="name the LLaMA that the bundle was made of as --llama-dir, and its adapter as --adapter",
-            )
 
     def read(wanted: str) -> Tensor:
         return next(tensor for name, tensor in stream() if meta_parts(name, config) == [wanted])
@@ -216,7 +233,7 @@ def _split_weight(text: str) -> tuple[Path, float]:
     return Path(folder), weight
 
 
-def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]) -> LoraFolder:
+def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]], is_bundle: bool) -> LoraFolder:
     """Open a folder. `names` are the modules of the LLaMA, with Meta's names and the shapes of their weights."""
     if (folder / CONFIG).exists():
         config = read_config(folder)
@@ -226,7 +243,7 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         files: tuple[Path, ...] = (folder / CONFIG, path)
         found = _by_module(tensors, path=path)
         further = sorted(one for pattern in _FURTHER for one in folder.glob(pattern) if one.is_file())
-        if more := [one.name for one in further if read_tensor_file(one).tensors]:
+        if more := [one.name for one in further if _has_tensors(one)]:
             raise CheckpointError(
                 f"`{folder}` has {list_keys(more)} beside its LoRA, with further trained weights, which are not read",
                 hint="merge all of them with the program that trained them, and name the result as --llama-dir",
@@ -258,14 +275,17 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
     what = f"The LoRA `{path}`"
     meaning = _MEANING
     if files[0].name == CONFIG:
-        meaning += "; save it again with PEFT's `save_pretrained`; for rows of padding, which bundles lack, name the "
-        meaning += f"LLaMA as --llama-dir; for added tokens, biases or a tower, {MERGE}"
+        meaning += f"; save it again with PEFT's `save_pretrained`; for added tokens, biases or a tower, {MERGE}"
     if not wanted:
         raise CheckpointError(
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
         )
+    shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
+    ends = [key for key in wanted if names[key.rpartition(".")[0]][0] in _ENDS]
+    if is_bundle and any(shapes.get(key, wanted[key]) != wanted[key] for key in ends):
+        meaning += "; for rows of padding, which a bundle lacks, name the LLaMA that it was made of as --llama-dir"
     check_names(list(found), list(wanted), what=what, meaning=meaning)
-    check_shapes({key: tuple(tensor.shape) for key, tensor in found.items()}, wanted, what=what, meaning=meaning)
+    check_shapes(shapes, wanted, what=what, meaning=meaning)
     if broken := [key for key, tensor in found.items() if not bool(tensor.isfinite().all())]:
         raise CheckpointError(
             f"{what} holds numbers that are not finite, in {list_keys(broken)}",
@@ -283,6 +303,14 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
         for module in dict.fromkeys(key.rpartition(".")[0] for key in wanted)
     }
     return LoraFolder(path=folder, weight=weight, config=config, files=tuple(map(str, files)), changes=changes)
+
+
+def _has_tensors(further: Path) -> bool:
+    try:
+        return bool(read_tensor_file(further).tensors)
+    except CheckpointError as error:
+        hint = "take it out of the folder if no weights are in it"
+        raise CheckpointError(f"Beside the LoRA is a file that cannot be read: {error.message}", hint=hint) from None
 
 
 def _by_module(tensors: Mapping[str, Tensor], *, path: Path) -> dict[str, Tensor]:

@@ -49,7 +49,6 @@ LAYER_NORMS = {
     "attention.k_norm": "attention.k_norm",
 }
 FOLDED: Final = "folded"  # label of models whose weights contain `Folds`
-FACTORS: Final = frozenset({FOLDED, "scales"})  # labels of models whose weights no LoRA of PEFT fits
 _SINGLE = {"embedding": "tok_embeddings", "norm": "norm", "head": "output"} | {v: k for k, v in LAYER_NORMS.items()}
 
 # Sizes of the first LLaMAs, for hints.
@@ -289,13 +288,13 @@ class LlamaSource:
     tensors: Mapping[str, SplitTensor]
     files: tuple[str, ...]  # paths of the tensor files, in order
     embedding_scale: float = 1.0  # factor of the embedding, rounded to the dtype of the computation, as in Gemma
-    is_folded: bool = False  # whether the stored weights contain `Folds`, or scales of a chat adapter
+    contained: tuple[str, ...] | None = None  # what a bundle's weights contain, as in its manifest; None: no bundle
 
     @property
     def merged(self) -> tuple[str, ...]:
         """What is, or will be when it is read, in the weights, for a manifest."""
         is_changed = self.embedding_scale != 1 or any(tensor.change is not None for tensor in self.tensors.values())
-        return (FOLDED,) if self.is_folded or is_changed else ()
+        return tuple(dict.fromkeys((*((FOLDED,) if is_changed else ()), *(self.contained or ()))))
 
 
 def checked_config(folder: Path, settings: Mapping[str, Any]) -> DecoderConfig:

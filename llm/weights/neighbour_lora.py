@@ -19,8 +19,9 @@ from llama_adapter.runtime.text import shown_excerpt
 _PADDLE_CONFIG: Final = "lora_config.json"
 _PADDLE_WEIGHTS: Final = "lora_model_state.pdparams"
 _MINDSPORE_FACTOR: Final = re.compile(r"(.+)\.mindpet_delta_lora_([ab])")
-# Behind the name of the decoder in its class, such as `llama` or `qwen2`.
-_PADDLE_FACTOR: Final = re.compile(r"(?:model\.)?(?:\w+\.)?(lm_head|(?:layers|embed_tokens)\b.*)\.lora_([AB])")
+# Behind the name of the decoder in its class. Towers and MTP layers have others.
+_DECODERS: Final = r"(?:model\.)?(?:(?:llama|mistral|gemma|qwen2|qwen3)\.)?"
+_PADDLE_FACTOR: Final = re.compile(rf"{_DECODERS}(lm_head|(?:layers|embed_tokens)\b.*)\.lora_([AB])")
 
 
 class Factors(NamedTuple):

@@ -94,7 +94,7 @@ def _read_peft(folder: Path, config: DecoderConfig) -> PastKeyValues:
     if (kind := described.get("peft_type")) != "PREFIX_TUNING":
         raise CheckpointError(
             f"`{folder}` is a PEFT adapter of type {shown_excerpt(str(kind))}, and PREFIX_TUNING is wanted",
-            hint="name a LoRA as --lora; soft prompts (PROMPT_TUNING, P_TUNING) are not supported",
+            hint="of PEFT's adapters, PREFIX_TUNING is read here, and LORA by --lora",
         )
     path = next((folder / name for name in _PEFT_WEIGHTS if (folder / name).exists()), folder / _PEFT_WEIGHTS[0])
     if path.suffix == ".bin":

@@ -156,8 +156,9 @@ class PeftConfig:
     def _is_named(self, entry: str, module: str) -> bool:
         """Whether an entry names a module: names are ends of the modules' names, an expression matches a whole one."""
         given = self.entries[entry]
-        patterns = [given] if isinstance(given, str) else [_of_end(re.escape(name)) for name in given]
-        return any(self._match(pattern, module) for pattern in patterns)
+        if isinstance(given, str):
+            return self._match(given, module) is not None
+        return f".{module}".endswith(tuple(f".{name}" for name in given))
 
     def _match(self, pattern: str, module: str) -> re.Match[str] | None:
         try:

@@ -46,14 +46,14 @@ class SettingsFile:
     notes: tuple[str, ...] = ()  # about keys of another system that have no effect here
 
 
-def read_content(path: str) -> str:
-    """The text of a file of settings. Raises UsageError if it cannot be read, is too large or not UTF-8."""
+def read_content(path: str, *, hint: str = "") -> str:
+    """The text of a file of settings. Raises UsageError if it cannot be read (`hint`), is too large or not UTF-8."""
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"Cannot read `{path}`: {reason}") from None
+        raise UsageError(f"Cannot read `{path}`: {reason}", hint=hint) from None
     if len(content) > MAX_CONFIG_BYTES:
         raise UsageError(f"`{path}` has more than {MAX_CONFIG_BYTES:,} bytes, which is too much for settings")
     try:

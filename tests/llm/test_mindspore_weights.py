@@ -114,19 +114,20 @@ def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "said"),
     [
-        {"num_heads": None},
-        {"num_heads": 0},
-        {"hidden_size": 128},
-        {"num_layers": 3},
-        {"n_kv_heads": 2},  # the weights have 4
-        {"extend_method": "NTK"},
-        {"rms_norm_eps": "x"},
+        ({"num_heads": None}, "for `num_heads`"),
+        ({"num_heads": 0}, "for `num_heads`"),
+        ({"hidden_size": 128}, "says hidden_size 128, and the weights beside it have 64"),
+        ({"num_layers": 3}, "says num_layers 3, and the weights beside it have 4"),
+        ({"n_kv_heads": 2}, r"wk.* has the shape \[64, 64\], where \[32, 64\]"),
+        ({"extend_method": "NTK"}, "scales its rotary embedding, which is not read from a YAML"),
+        ({"extend_method": "LLAMA3"}, "scales its rotary embedding, which is not read from a YAML"),
+        ({"rms_norm_eps": "x"}, "for `rms_norm_eps`"),
     ],
 )
-def test_settings_of_other_models_are_refused(settings: dict[str, object], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError):
+def test_settings_of_other_models_are_refused(settings: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=said):
         open_mindspore(write_folder(tmp_path / "a", **settings))
 
 

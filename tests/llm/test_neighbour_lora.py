@@ -80,11 +80,11 @@ def opened(folder: Path, write: Callable[..., None], **config: Any) -> Any:
     return open_loras([f"{folder}=0.5"], CONFIG)[0]
 
 
-def qwen2(folder: Path) -> None:
-    """As `unified`, of a model whose decoder has the name `qwen2`."""
+def qwen2(folder: Path, name: str = "qwen2") -> None:
+    """As `unified`, of a model whose decoder has another name."""
     unified(folder)
     for file in folder.glob("*.safetensors"):
-        save_file({name.replace("llama.", "qwen2."): one for name, one in load_file(file).items()}, file)
+        save_file({key.replace("llama", name): one for key, one in load_file(file).items()}, file)
 
 
 @pytest.mark.parametrize("write", [paddle, unified, qwen2, mindformers])
@@ -132,6 +132,13 @@ def test_a_lora_of_a_larger_model_gets_no_remedy_of_peft(write: Callable[..., No
     with pytest.raises(CheckpointError, match=r"has 4 tensors that do not .*layers\.1") as caught:
         open_loras([str(tmp_path)], dataclasses.replace(CONFIG, num_layers=1))
     assert caught.value.hint == "the folder is damaged, or was trained on another model or on fused matrices"
+
+
+@pytest.mark.parametrize("name", ["vision_model", "visual", "mtp", "model.mtp"])
+def test_factors_beside_the_decoder_of_paddlenlp_are_refused(name: str, tmp_path: Path) -> None:
+    qwen2(tmp_path, name)
+    with pytest.raises(CheckpointError, match=rf"has 6 tensors that do not belong there \(`{name}\.layers\.0"):
+        open_loras([str(tmp_path)], CONFIG)
 
 
 def test_factors_of_other_modules_of_mindformers_are_named(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def _run_reference(run: Callable[[Sequence[str]], int], options: argparse.Namesp
     (script, *arguments), num_devices = foreign.without_launcher(words)
     if isinstance(num_devices, int) and num_devices > 1:
         given.setdefault("tensor_parallel", num_devices)
-    while arguments and re.fullmatch(r"(.*/)?python[\d.]*|-\w", script):  # Python and its switches, such as -u
+    while arguments and re.fullmatch(r"(.*/)?python[\d.]*|-[^\WcmWX]+", script):  # Python, and switches without a value
         script, *arguments = arguments
     program = {} if "model" in given else {"llama_dir": "of the program", "adapter": "of the program"}
     settings(CaptionerSpec, program | given)  # raises UsageError for flags that exclude each other

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from llama_adapter.app.compat.foreign import SCRIPTS
+from llama_adapter.app.compat.foreign import PROGRAMS
 from llama_adapter.app.compat.reference import llama, mindformers
 from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError, UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -41,8 +41,7 @@ def run_program(program: str, arguments: Sequence[str], *, overrides: Mapping[st
         with io.open_code(str(Path(program).absolute())) as file:
             source = file.read()
     except OSError as error:
-        hint = f"name a Python file, or a line of {', '.join(SCRIPTS)}"
-        raise UsageError(f"The program `{program}` cannot be read: {error.strerror}", hint=hint) from None
+        raise UsageError(f"The program `{program}` cannot be read: {error.strerror}", hint=PROGRAMS) from None
     with _as_main(program, arguments, overrides, source) as main:
         try:
             exec(compile(source, program, "exec", dont_inherit=True), vars(main))

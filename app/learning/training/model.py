@@ -348,7 +348,7 @@ class TrainableModel(nn.Module):
             tokenizer=self.tokenizer,
             dtype=chosen,
             sources=sources.files,
-            merged=(*llama.merged, *(("gates", "lora") if adapter.has_lora else ("gates",))),
+            merged=tuple(dict.fromkeys((*llama.merged, *(("gates", "lora") if adapter.has_lora else ("gates",))))),
             prompt=self.questions.prompt,
             question=self.questions.question,
             template=sources.template,

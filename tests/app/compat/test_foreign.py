@@ -401,10 +401,14 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     (tmp_path / "predictor.py").touch()
     assert import_line(words) is None
     (tmp_path / "predict.sh").write_text("export A=1\npython llm/predictor.py --model_name_or_path x\n")
-    for words in (["predict.sh"], ["bash", "./predict.sh"]):
+    for words in (["predict.sh"], ["bash", "./predict.sh"], ["/bin/bash", "-ex", "predict.sh"]):
         assert line(words).settings["model"] == {"model": "x"}
-    with pytest.raises(UsageError, match=r"runs `llm/predictor\.py`, and does not get the arguments after it"):
+    with pytest.raises(UsageError, match=r"^arguments after a \.sh file are not passed on"):
         import_line([".", "predict.sh", "x"])
+    with pytest.raises(UsageError, match="No such file") as caught:
+        import_line(["bash", "no.sh"])
+    assert caught.value.hint.startswith("name a Python file, or a line of run_mindformer.py")
+    assert import_line(["bash", "-c", "no.sh"]) is None
     for text, told in (
         ("python predictor.py --model_name_or_path x", "`predict.sh` runs `predictor.py`, which is a file here"),
         ("python mine.py --model_name_or_path x", "`predict.sh` runs no script of another system"),

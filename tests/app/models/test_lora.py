@@ -1,7 +1,9 @@
 """LoRA folders of PEFT merged into LLaMA: logits against `peft` itself, and refusals."""
 
+import itertools
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -228,6 +230,7 @@ def test_forms_of_files_and_names(folders: Callable[[str], Path], plain: Path, t
     # What changes no weight of the base model, and a name of other models, as in lists for several kinds of them.
     edited(init_lora_weights="mica", merge_weights=True, target_modules=["q_proj", "v_proj", "c_attn"])(plain)
     torch.save({}, plain / "non_lora_state_dict.bin")  # a training wrote it, and changed nothing else
+    (plain / "non_lora_lr.json").write_text("{}")
     odd = plain.rename(plain.with_name("odd=name"))
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=odd), wanted)
     edited(target_modules="all-linear")(literal)  # PEFT writes the names in its place
@@ -243,6 +246,7 @@ def test_whole_weights_may_be_there_twice_and_untrained(folders: Callable[[str],
     retensored(
         lambda tensors: tensors.update({f"base_model.model.lm_head.{name}.weight": one for name, one in more.items()})
     )(folder)
+    edited(modules_to_save=[*KINDS["saved"]["modules_to_save"], "score"])(folder)  # a name of other models too
     assert torch.equal(our_logits(llama_dir=str(LLAMA), lora=folder), wanted)
     retensored(lambda tensors: tensors["base_model.model.lm_head.modules_to_save.weight"].add_(1))(folder)
     with pytest.raises(CheckpointError, match="or a tensor twice"):
@@ -255,6 +259,33 @@ def test_a_bundle_for_texts_is_merged_with_whole_norms(folders: Callable[[str], 
     bundle = convert(CaptionerSpec(llama_dir=LLAMA), tmp_path / "texts", dtype=torch.float32)
     assert distance(our_logits(model=bundle, lora=lora), our_logits(llama_dir=LLAMA, lora=lora)) < BOUND
 
+    key = "base_model.model.model.embed_tokens.weight"
+    padded = Path(shutil.copytree(folders("saved"), tmp_path / "padded"))
+    retensored(lambda tensors: tensors.update({key: torch.ones(520, 64)}))(padded)
+    other = Path(shutil.copytree(folders("saved"), tmp_path / "other"))
+    retensored(lambda tensors: tensors.update({A: torch.ones(3, 32)}))(other)
+    places: tuple[dict[str, Any], ...] = ({"model": bundle}, {"llama_dir": bundle}, {"llama_dir": LLAMA})
+    for place, folder in itertools.product(places, (padded, other)):
+        with pytest.raises(CheckpointError, match="has the shape") as caught:
+            our_logits(**place, lora=folder)
+        assert ("rows of padding, which a bundle lacks" in caught.value.hint) == (
+            folder is padded and place != {"llama_dir": LLAMA}
+        )
+
+
+@pytest.mark.slow
+def test_norms_of_an_adapter_in_a_bundle_are_not_replaced(
+    folders: Callable[[str], Path], bare: Path, tmp_path: Path
+) -> None:
+    texts = convert(CaptionerSpec(llama_dir=bare), tmp_path / "texts", dtype=torch.float32)
+    again = CaptionerSpec(llama_dir=bare, adapter=GOLDEN / "adapters/BIAS-TINY.pth", **EYES)
+    for merged in (load_bundle(texts).merged, assemble_sources(again).merged):
+        assert merged == ("gates",)
+    for place in ({"model": texts}, {"llama_dir": texts}, {"llama_dir": bare}):
+        our_logits(**place, lora=folders("plain"))
+        with pytest.raises(CheckpointError, match="bundle's weights contain its adapter's changes"):
+            our_logits(**place, lora=folders("saved"))
+
 
 @pytest.mark.slow
 def test_scales_of_an_adapter_in_a_bundle_take_no_lora(folders: Callable[[str], Path], tmp_path: Path) -> None:
@@ -263,10 +294,12 @@ def test_scales_of_an_adapter_in_a_bundle_take_no_lora(folders: Callable[[str], 
     sources = {"llama_dir": LLAMA, "adapter": tmp_path / "chat.pth"}
     bundle = convert(CaptionerSpec(**sources), tmp_path / "chat", dtype=torch.float32)
     assert distance(our_logits(**sources, lora=lora), our_logits(**sources)) > 1e-2
-    for place in ("model", "llama_dir"):
-        our_logits(**{place: bundle})
-        with pytest.raises(CheckpointError, match="contain factors of its family or adapter"):
-            our_logits(**{place: bundle}, lora=lora)
+    again = convert(CaptionerSpec(llama_dir=bundle), tmp_path / "again", dtype=torch.float32)
+    for place, folder in itertools.product(("model", "llama_dir"), (bundle, again)):
+        our_logits(**{place: folder})
+        with pytest.raises(CheckpointError, match="contain scales of its adapter") as caught:
+            our_logits(**{place: folder}, lora=lora)
+        assert caught.value.hint.endswith("as --llama-dir, and its adapter as --adapter")
 
 
 @pytest.mark.slow
@@ -309,6 +342,13 @@ def test_commands_and_digests(
     notes = Captioner.load(llama_dir=LLAMA, lora=[lora, foreign]).info.notes
     [note] = [note for note in notes if "chat template" in note]
     assert note == f"the chat template in the LoRA `{foreign}` is not that of the model, and is not used"
+    same = shutil.copytree(LLAMA, tmp_path / "same")
+    shutil.copy(foreign / "chat_template.jinja", same)
+    assert not any("chat template" in note for note in Captioner.load(llama_dir=same, lora=foreign).info.notes)
+    (foreign / "chat_template.jinja").unlink()
+    for name in ("tokenizer_config.json", "generation_config.json", "config.json"):
+        (foreign / name).write_text("[]")  # damaged, and not used
+    assert not any("chat template" in note for note in Captioner.load(llama_dir=LLAMA, lora=foreign).info.notes)
 
 
 @pytest.mark.slow
@@ -357,12 +397,24 @@ def test_commands_that_merge_a_lora_of_another_base_tell_it(
         assert main(command) == 0, name
         assert f"note: the LoRA `{foreign}` {NOTE}" in capsys.readouterr().err, name
     encoder = ["--encoder", str(golden_onnx())]
+    (foreign / "chat_template.jinja").write_text("{{ messages }}")
     for flags in (model, [*model, *encoder], CHECKPOINTS[: CHECKPOINTS.index("--dtype")]):
         assert main(["doctor", *flags, *lora]) == 0
         told = " ".join(capsys.readouterr().out.split())
         assert f"warning model: the LoRA `{foreign}` {NOTE}" in told
+        assert f"warning model: the chat template in the LoRA `{foreign}` is not that of the model" in told
     assert main(["doctor", "--model", str(tmp_path / "missing"), *lora]) == 1
     assert " ".join(capsys.readouterr().out.split()).count("is no model bundle") == 1
+
+
+def test_long_lists_of_full_names_are_compared_quickly() -> None:
+    names = [f"model.layers.{layer}.mlp.{name}" for layer in range(126) for name in "abcdefg"]
+    given: dict[str, Any] = {"target_modules": names, "exclude_modules": [names[0], "mlp.b", "p.c"]}
+    config = peft_config.made_config(Path("config"), r=1, lora_alpha=1, **given)
+    start = time.process_time()
+    targeted, _ = config.changed(dict.fromkeys(names, (4, 4)))
+    assert time.process_time() - start < 4
+    assert targeted == {name for name in names[1:] if not name.endswith("b")}
 
 
 def test_fields_that_exclude_each_other() -> None:
@@ -407,6 +459,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "no folder": shutil.rmtree,
     "no config": lambda folder: (folder / "adapter_config.json").unlink(),
     "further weights": lambda folder: torch.save({"projector": torch.ones(2)}, folder / "non_lora_trainables.bin"),
+    "embedding of LongLoRA": lambda folder: torch.save({"norm": torch.ones(2)}, folder / "trainable_params.bin"),
+    "tower of ms-swift": lambda folder: save_file({"tower": torch.ones(2)}, folder / "vit.safetensors"),
+    "further text": lambda folder: (folder / "non_lora_state.bin").write_text("text"),
     "no weights": lambda folder: (folder / "adapter_model.safetensors").unlink(),
     "a config that is a list": lambda folder: (folder / "adapter_config.json").write_text("[]"),
     "weights cut short": lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"\0" * 20),

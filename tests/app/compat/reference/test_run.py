@@ -110,7 +110,7 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
     "launcher",
     [
         "python3",
-        "/usr/bin/python3.12 -u -B",
+        "/usr/bin/python3.12 -u -OO",
         "torchrun --nproc_per_node 1",
         "python -m torch.distributed.run --standalone --nproc-per-node=1",
     ],
@@ -118,3 +118,9 @@ def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(
 def test_a_launcher_may_be_in_front(launcher: str, program: Program) -> None:
     program("print('ran')")
     assert main(["run-reference", *launcher.split(), "programs/program.py", "--own"]) == 0
+
+
+@pytest.mark.parametrize("switch", ["-W ignore", "-X dev", "-m", "-Bm", "-c"])
+def test_a_switch_with_a_value_is_not_taken_off(switch: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run-reference", "python", *switch.split(), "program"]) == 2
+    assert f"The program `{switch.split()[0]}` cannot be read" in capsys.readouterr().err
