@@ -98,11 +98,16 @@ def to_sidecars(records: Sequence[Record]) -> bytes:
             name = names.take(path)
             if name != names.usual(path):
                 lists[OTHER_NAMES].append(f"{shown_name(path)}: {shown_name(name)}\n")
-            _write(archive, name, " ".join(filter(str.strip, record["text"].splitlines())) + "\n")
+            _write(archive, name, in_one_line(record["text"]) + "\n")
         for name, lines in lists.items():
             if lines:
                 _write(archive, names.take(name), "".join(lines))
     return packed.getvalue()
+
+
+def in_one_line(text: str) -> str:
+    """The lines of a text in one, because trainers take each line of a file as a caption."""
+    return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def _write(archive: zipfile.ZipFile, name: str, text: str) -> None:

@@ -15,6 +15,7 @@ from llama_adapter.app.captioning.decisions.calibration import Calibration, read
 from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.jobs.exports import outputs
+from llama_adapter.app.jobs.exports.formats import in_one_line
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
@@ -113,7 +114,8 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
     text_format = XMP if job.to == "xmp" else PLAIN_TEXT
     with SidecarFiles(job.out, existing=existing, below=below, text_format=text_format, suffix=job.suffix) as files:
         for row in rows:
-            files.write(row.picture, template.fill(row, in_one_line=job.to == "sidecars"))
+            text = template.fill(row)
+            files.write(row.picture, in_one_line(text) if job.to == "sidecars" else text)
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{counted(files.num_written, 'text')} written, {files.num_same} there already{kept}; {_left_out(found)}")
     if files.other_name is not None:
