@@ -222,12 +222,39 @@ def test_metadata_may_be_in_sub_folders_that_are_no_classes(place: str, tmp_path
     assert found.left_out.note().startswith("pictures without a row: 2 (first: ")
 
 
+_ROWS = "file_name,text\n1.png,a\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rows", "note"),
+    [
+        ("metadata.csv", "", _ROWS, "tables beside and in the folders of classes: 1"),
+        ("x/metadata.csv", "", _ROWS, "tables beside and in the folders of classes: 1"),
+        ("metadata.csv", "metadata.csv", "camera,file_name\nx,1.png\n", ""),
+        ("metadata.csv", "metadata.csv", "file_name,text,text\n", ""),
+        ("@eaDir/metadata.csv", "@eaDir/metadata.csv", _ROWS, "folders of thumbnails: 2"),
+        (".x/metadata.csv", ".x/metadata.csv", _ROWS, ""),
+        ("a.training/metadata.csv", "metadata.csv", _ROWS, "tables beside and in the folders of classes: 1"),
+    ],
+)
+@pytest.mark.parametrize("place", ["", "test/"])
+def test_classes_with_tables_stay_classes(
+    place: str, first: str, second: str, rows: str, note: str, tmp_path: Path
+) -> None:
+    files = {f"{place}cats/1.png": "1", f"{place}dogs/1.png": "2", f"{place}cats/a.training/data.json": "{}"}
+    files |= {f"{place}{name}": rows for name in (f"cats/{first}", f"dogs/{second}") if not name.endswith("/")}
+    found = read_examples(str(tree(tmp_path, **files)))
+    assert [one.answers for one in found.examples] == [("cats",), ("dogs",)]
+    assert found.left_out.note().startswith(note)
+    assert bool(found.left_out) == bool(note)
+
+
 def test_albums_stay_classes_and_tables_beside_them_are_counted(tmp_path: Path) -> None:
     files = {f"{name}__{number}.png": f"{name}{number}" for name in ("images", "padded") for number in "12"}
     albums = {f"{name}__metadata.json": json.dumps({"title": name}) for name in ("images", "padded")}  # of Google
     found = read_examples(str(tree(tmp_path, **files, **albums, **{"rows.jsonl": '{"image": "images/1.png"}'})))
     assert [one.answers[0] for one in found.examples] == ["images", "images", "padded", "padded"]
-    assert found.left_out.note() == f"tables beside the folders of classes: 1 (first: {tmp_path}/rows.jsonl)"
+    assert found.left_out.note() == f"tables beside and in the folders of classes: 1 (first: {tmp_path}/rows.jsonl)"
 
 
 @pytest.mark.parametrize("name", ["1", "1.png"])
