@@ -15,7 +15,6 @@ from llama_adapter.app.captioning.decisions.calibration import Calibration, read
 from llama_adapter.app.captioning.decisions.decider import Decider
 from llama_adapter.app.captioning.decisions.rule import Rule
 from llama_adapter.app.jobs.exports import outputs
-from llama_adapter.app.jobs.exports.formats import in_one_line
 from llama_adapter.app.jobs.exports.sidecars import PLAIN_TEXT, XMP, Existing, Refusals, SidecarFiles
 from llama_adapter.app.jobs.exports.survey import MAX_REMEMBERED, Selection, Survey, record_files, survey
 from llama_adapter.app.jobs.records.manifest import runs_behind
@@ -25,7 +24,7 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import counted, shown_name
+from llama_adapter.runtime.text import counted, one_line, shown_name
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl"]
@@ -115,7 +114,7 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
     with SidecarFiles(job.out, existing=existing, below=below, text_format=text_format, suffix=job.suffix) as files:
         for row in rows:
             text = template.fill(row)
-            files.write(row.picture, in_one_line(text) if job.to == "sidecars" else text)
+            files.write(row.picture, one_line(text) if job.to == "sidecars" else text)
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{counted(files.num_written, 'text')} written, {files.num_same} there already{kept}; {_left_out(found)}")
     if files.other_name is not None:

@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
 from llama_adapter.app.learning.labelled.example import Examples
@@ -16,23 +15,13 @@ from llama_adapter.app.learning.labelled.pictures import (
     split_folders,
     sub_folders,
 )
-from llama_adapter.app.learning.labelled.rows import (
-    KNOWN,
-    SPLITS,
-    WANTED,
-    Columns,
-    are_splits,
-    split_in,
-    split_name,
-    with_classes,
-)
+from llama_adapter.app.learning.labelled.rows import SPLITS, Columns, are_splits, split_in, split_name, with_classes
 from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
-from llama_adapter.app.pictures.inputs.fields import PICTURE_COLUMNS, by_known_name
 from llama_adapter.app.pictures.inputs.folders import folder_inputs, has_picture_suffix
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
-from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES, check_table
+from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
@@ -173,21 +162,14 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
         found = beside
     elif not has_any:
         places = split_folders(folder)
-        albums = [(os.path.join(place, name), split) for place, split in places for name in sub_folders(place)]
-        rows = {album: list(filter(_has_rows, _tables_below(album))) for album, _ in albums}
-        classes = {os.path.basename(album) for album in rows}
-        if all(rows.values()) or len(classes) < 2:
-            for album, split in albums:
-                for table in rows[album]:
-                    found.extend(table_examples(table, columns=columns.of_split(split)))
-                    has_any = True
-    if not has_any and beside is None:
+        classes = {name for place, _ in places for name in sub_folders(place)}
         has_pictures = next(folder_inputs(folder, recursive=True)).source != folder
         below = [] if has_pictures else [table for place, _ in places for table in _tables_below(place)]
         if below or (len(classes) < 2 and (not classes or tables)):
             raise _is_none_of_the_forms(folder, below or tables)
         found = class_examples(folder, columns=columns)
-        for table in chain(tables, *rows.values()):
+        inside = (os.path.join(place, *names) for place, _ in places for names in product(sub_folders(place), METADATA))
+        for table in chain(tables, filter(os.path.isfile, inside)):
             found.left_out.add("tables beside and in the folders of classes", table)
         splits = sorted(name for name in classes if split_in(name)[0] and split_name(name) not in SPLITS)
         if are_splits(splits):
@@ -203,15 +185,6 @@ def _tables_below(folder: str) -> list[str]:
         names[:] = sub_folders(place)
         found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, ".arrow"))]
     return sorted(found, key=natural_key)
-
-
-def _has_rows(table: str) -> bool:
-    """Whether a table is called as metadata, and has columns of pictures and of answers; albums keep other values."""
-    with suppress(InputsError, UsageError):
-        if os.path.basename(table) in METADATA and (first := check_table(table, what="table")):
-            names = by_known_name(first.values, KNOWN).keys()
-            return not names.isdisjoint(PICTURE_COLUMNS) and not names.isdisjoint(WANTED)
-    return False
 
 
 def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:

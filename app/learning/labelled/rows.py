@@ -46,9 +46,10 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url)?", re.IGNORECASE)  # columns
+_LIKE_PICTURES = re.compile(
+    r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64)?", re.IGNORECASE
+)  # columns
 _LIKE_LISTS = re.compile(rf"{_LIKE_PICTURES.pattern}s|file[ _-]?names", re.IGNORECASE)  # of pictures
-_BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/")  # of PNG and JPEG
 NO_PICTURE_COLUMN = (
     f"no picture in a column {named(PICTURE_COLUMNS)}: call the column of the pictures `picture`; if the row is a "
     "text, leave that out, or write null as its picture"
@@ -249,9 +250,7 @@ def _is_like_a_picture(value: object, *, name: str) -> bool:
     if isinstance(value, list):  # a list of names may be of tags or other files
         value = value[0] if _LIKE_LISTS.fullmatch(name) or not isinstance(value[0], str) else None
     value = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
-    if isinstance(value, bytes):
-        return begins_like(value) is not None
-    return has_picture_suffix(str(value)) or str(value).startswith(_BASE64)
+    return begins_like(value) is not None if isinstance(value, bytes) else has_picture_suffix(str(value))
 
 
 def _example(

@@ -53,12 +53,7 @@ _SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it from its encoding, such as:
 
 
 def read_rows(
-    path: str,
-    *,
-    what: str,
-    wanted: Sequence[str] = (),
-    known: Collection[str] = KNOWN_COLUMNS,
-    root: str | None = None,
+    path: str, *, what: str, wanted: Sequence[str] = (), known: Collection[str] = KNOWN_COLUMNS, root: str | None = None
 ) -> Iterator[Row]:
     """The rows of a table, as they are read. A byte order mark shows UTF-16; other tables are UTF-8.
 

@@ -348,6 +348,10 @@ def test_a_table_beside_pictures_is_to_be_named_itself(names: list[str], told: s
             [f"data/{name}-0000{number}-of-00002.parquet" for name in ("test", "train") for number in "01"],
             "name the table itself: '{0}/data/*.parquet'",
         ),
+        (
+            ["a.training/data.json", "a.training/train.csv", "@eaDir/a.csv", "b/c.csv"],
+            "name the table itself: {0}/b/c.csv",
+        ),
         (["state.json", "data-0.arrow"], "write its rows as Parquet: datasets.load_from_disk reads them"),
         (["dataset_dict.json", "train/state.json", "train/data-0.arrow"], "write its rows as Parquet"),
     ],
