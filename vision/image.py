@@ -85,7 +85,8 @@ def load_picture(
             rule (Pillow itself turns TIFF files upright).
         transparency: "white" puts a transparent picture on white, as viewers do. "ignore" keeps the colours stored for
             transparent pixels, which is CLIP's rule.
-        damaged: "refuse" raises if pixels are damaged. "answer" returns what can be decoded, and black for the rest.
+        damaged: "refuse" raises if pixels are damaged. "answer" returns what can be decoded, and black for the rest (of
+            a TIFF of 16 bits whose zero is white, white).
         max_pixels: checked in the header before decoding. Pillow's own limit, 2 * `PIL.Image.MAX_IMAGE_PIXELS` (about
             179 million), applies as well.
         max_bytes: compared with the size on disk before reading.
@@ -245,7 +246,7 @@ def _ask_for_less(image: Image.Image, *, least_side: int) -> None:
 
 
 def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool = False) -> tuple[Image.Image, bool]:
-    """The decoded picture, and whether it is damaged: with `answers`, what cannot be decoded is black.
+    """The decoded picture, and whether it is damaged: with `answers`, what cannot be decoded has the value 0.
 
     `data` is the file's content, if a failure may mean that Pillow cannot decode this kind of picture.
     """

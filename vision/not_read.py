@@ -6,14 +6,15 @@ that its header declares, and its header names a feature that cannot be decoded 
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
-from io import BytesIO
-from itertools import chain
 from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llama_adapter.vision.containers import FRAMES, JPEG_END
 
-# Offset, signature and kind of files that are often stored with pictures. Longest signatures first.
+# Offset, signature and kind of files that are often stored with pictures. The first that fits counts: `ftypcrx ` is
+# before `ftyp`.
 _OTHER_FILES: Final = (
     (0, b"\x00\x00\x00\x0cjP  ", "a JPEG 2000 picture"),
     (0, b"\x00\x00\x00\x0cJXL ", "a JPEG XL picture"),
@@ -176,6 +177,8 @@ def _rare_jpeg(data: bytes) -> str | None:
 _WIDTH, _HEIGHT = 256, 257
 _DEFAULTS: Final = {258: 1, 259: 1, 262: 0, 277: 1, 339: 1}  # bits, compression, colour model, samples and their format
 _DATA_PLACES: Final = ((273, 279), (324, 325))  # tags with offsets and sizes in bytes: of strips, of tiles
+_TIFF_TYPES: Final = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # types of the entries that are read here
+_MOST_ENTRIES: Final = 65_535
 _OLD_JPEG, _JPEG, _YCBCR = 6, 7, 6
 _COMPRESSIONS: Final = {
     **{1: "none", 2: "CCITT RLE", 3: "CCITT fax 3", 4: "CCITT fax 4", 5: "LZW", 6: "old JPEG", 7: "JPEG"},
@@ -196,7 +199,7 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
     tags = _first_page(data)
     if not _has_all_data(data, tags):
         return None
-    bits, compression, photometric, samples, kind = (tags.get(tag, [value])[0] for tag, value in _DEFAULTS.items())
+    bits, compression, photometric, samples, kind = (int(tags.get(tag, [value])[0]) for tag, value in _DEFAULTS.items())
     is_decoded = (
         compression in _DECODED_COMPRESSIONS
         and (photometric != _YCBCR or compression == _JPEG)
@@ -212,28 +215,40 @@ def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
     )
 
 
-def _first_page(data: bytes) -> dict[int, Sequence[int]]:
-    """The tags of integers of a TIFF's first page that are in the file."""
-    from PIL.TiffImagePlugin import ImageFileDirectory_v1
-
-    file = BytesIO(data)
+def _first_page(data: bytes) -> dict[int, NDArray[np.unsignedinteger]]:
+    """The integer tags of a TIFF's first page; none if one is outside the file. Pillow's reader skips such a tag."""
+    order = "<" if data.startswith(b"II") else ">"
+    is_big = b"+" in data[2:4]
+    # For BigTIFF and TIFF: the position of the first page's offset, and the formats of the number of entries, of an
+    # entry and of an offset.
+    at_place, num_format, entry_format, place_format = (8, "Q", "HHQ", "Q") if is_big else (4, "H", "HHI", "I")
+    tags = dict[int, NDArray[np.unsignedinteger]]()
     try:
-        found = ImageFileDirectory_v1(data[: 16 if data[2:4] in (b"+\0", b"\0+") else 8])
-        file.seek(found.next)
-        found.load(file)
-        values = ((tag, found.get(tag, [None])) for tag in (_WIDTH, _HEIGHT, *_DEFAULTS, *chain(*_DATA_PLACES)))
-        return {tag: own for tag, own in values if all(isinstance(one, int) for one in own)}
-    except Exception:  # Pillow raises errors of many classes
+        at = struct.unpack_from(order + place_format, data, at_place)[0]
+        num_entries = struct.unpack_from(order + num_format, data, at)[0]
+        at += struct.calcsize(order + num_format)
+        for _ in range(min(num_entries, _MOST_ENTRIES)):
+            tag, type_code, count = struct.unpack_from(order + entry_format, data, at)
+            at += struct.calcsize(order + entry_format)
+            if type_code in _TIFF_TYPES and count > 0:
+                dtype = np.dtype(order + _TIFF_TYPES[type_code])
+                is_inside = count * dtype.itemsize <= struct.calcsize(order + place_format)
+                place = at if is_inside else struct.unpack_from(order + place_format, data, at)[0]
+                tags[tag] = np.frombuffer(data, dtype, count, place)
+            at += struct.calcsize(order + place_format)
+    except (struct.error, ValueError, OverflowError):
         return {}
+    return tags
 
 
-def _has_all_data(data: bytes, tags: Mapping[int, Sequence[int]]) -> bool:
+def _has_all_data(data: bytes, tags: dict[int, NDArray[np.unsignedinteger]]) -> bool:
     """Whether the page has a size, and all its strips or tiles are inside the file."""
     if not all(tag in tags and tags[tag][0] > 0 for tag in (_WIDTH, _HEIGHT)):
         return False
-    for offsets, sizes in ((tags.get(one), tags.get(other)) for one, other in _DATA_PLACES):
-        if offsets is not None and sizes is not None:
-            return len(offsets) == len(sizes) and all(map(lambda at, size: at + size <= len(data), offsets, sizes))
+    for offsets_tag, sizes_tag in _DATA_PLACES:
+        if offsets_tag in tags and sizes_tag in tags:
+            offsets, sizes = tags[offsets_tag].astype(np.float64), tags[sizes_tag].astype(np.float64)
+            return len(offsets) == len(sizes) and bool(np.all(offsets + sizes <= len(data)))
     return False
 
 

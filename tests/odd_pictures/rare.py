@@ -89,6 +89,7 @@ def _tiffs() -> Iterator[RareFile]:
         yield RareFile(f"rare-{dtype}-{pixels.shape[2]}.tif", content, words)
     yield RareFile("rare-big-endian.tif", tiff(colours.astype(">f4")), "32-bit floats, RGB")
     yield RareFile("rare-big.tif", tiff(colours.astype("f4"), is_big=True), "32-bit floats, RGB")
+    yield RareFile("rare-big-endian-big.tif", tiff(colours.astype(">f4"), is_big=True), "32-bit floats, RGB")
     yield RareFile("rare-strips.tif", tiff(colours.astype("f4"), num_strips=HEIGHT), "32-bit floats, RGB")
     yield RareFile("rare-10-bits.tif", tiff(grey.astype("u2"), bits=10), "10-bit unsigned integers")
     yield RareFile("rare-ycbcr.tif", tiff(colours.astype("u1"), photometric=6), "YCbCr")
@@ -113,7 +114,8 @@ def tiff(
     data = pixels.tobytes()
     strip = len(data) // num_strips
     order = b"MM" if pixels.dtype.str.startswith(">") else b"II"
-    tags = ImageFileDirectory_v2(order + (b"+\0" + bytes(12) if is_big else b"*\0" + bytes(4)))
+    tags = ImageFileDirectory_v2(order + b"*\0" + bytes(4))
+    tags._bigtiff = is_big  # Pillow takes no header of a BigTIFF in big-endian order
     for tag, value in {
         256: width,
         257: height,

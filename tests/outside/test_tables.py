@@ -237,6 +237,9 @@ def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, col
         ({"img_url": None}, False),
         ({"img_url": " ", "images": None}, False),
         ({"image_paths": [], "photos": []}, False),
+        ({"photos": 0, "photo": 12, "image_data": False, "pictures": "none"}, False),
+        ({"photos": 12}, False),
+        ({"tags": ["a.png"], "files": ["readme.png"]}, False),
         ({"source": "a.png", "image": None}, True),
         ({"img_id": 1, "images": []}, True),
     ],
@@ -262,7 +265,8 @@ def test_empty_cells_of_a_table_of_texts_name_no_picture(tmp_path: Path) -> None
     ("row", "question", "answers"),
     [
         ({"question": "Where?", "answers": "[1, 2, 30, 40]"}, "Where?", ("[1, 2, 30, 40]",)),
-        ({"caption": '["a", "b"]'}, None, ("a", "b")),
+        ({"caption": "['a' 'b']"}, None, ("['a' 'b']",)),
+        ({"answers": "[]"}, None, ("[]",)),
         ({"answer": '["a", "b"]'}, None, ('["a", "b"]',)),  # an answer in JSON
         ({"captions": "[] is a box"}, None, ("[] is a box",)),
         ({"captions": '["STOP" sign] on a pole'}, None, ('["STOP" sign] on a pole',)),
@@ -332,15 +336,30 @@ def test_pictures_of_another_column_of_parquet_are_named(tmp_path: Path) -> None
     assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]
 
 
-def test_pictures_of_coco_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("picture", "folder"),
+    [
+        ("a.png", None),
+        ("val2017/a.png", None),
+        ("photos/a.png", "photos"),
+        ("elsewhere/train2014/a.png", "elsewhere"),
+    ],
+)
+def test_pictures_of_coco_are_found_in_its_folders_and_in_a_named_one(
+    picture: str, folder: str | None, tmp_path: Path
+) -> None:
     data = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
     (tmp_path / "t.json").write_text(json.dumps(data))
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.png").write_bytes(b"a")
-    found = read_examples(str(tmp_path / "t.json"), columns=Columns(picture_folder=str(tmp_path / "photos")))
-    assert [one.item.source for one in found.examples] == [f"{tmp_path}/photos/a.png"]
-    with pytest.raises(InputsError) as refused:
-        read_examples(str(tmp_path / "t.json")).require_sound()
-    (told,) = refused.value.details
-    assert told == f"{tmp_path}/t.json, line 1: its picture {tmp_path}/a.png does not exist"
-    assert refused.value.hint == "correct or remove these, or name --picture-folder"
+    (tmp_path / picture).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / picture).write_bytes(b"a")
+    columns = Columns(picture_folder=folder and str(tmp_path / folder))
+    found = read_examples(str(tmp_path / "t.json"), columns=columns)
+    assert [one.item.source for one in found.examples] == [str(tmp_path / picture)]
+
+
+@pytest.mark.parametrize("names", [("Image", "image"), ("image", "Image"), (" Foo", "Foo"), ("Foo", " Foo")])
+def test_the_exact_name_of_a_column_is_the_one_that_counts(names: tuple[str, str], tmp_path: Path) -> None:
+    exact = "image" if "image" in names else "Foo"
+    (tmp_path / "t.jsonl").write_text(json.dumps({name: repr(name) for name in names}))
+    (row,) = read_rows(str(tmp_path / "t.jsonl"), what="table")
+    assert row.values == {exact: repr(exact)}

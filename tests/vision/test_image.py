@@ -102,6 +102,14 @@ def test_grey_of_12_bits_and_grey_that_is_white_at_zero_are_read_as_viewers_show
     assert np.array_equal(np.asarray(loaded.image) >> 8, grey[..., 0])
 
 
+def test_what_is_cut_off_a_tiff_whose_zero_is_white_is_white() -> None:
+    stored = np.full((6, 8, 1), 256, "<u2")
+    cut = tiff(stored, photometric=0, num_strips=6)[: -stored.nbytes // 3]
+    answered = load_picture(cut, damaged="answer")
+    assert answered.notes == ("damaged",)
+    assert np.asarray(answered.image)[:, 0].tolist() == [65279] * 4 + [65535] * 2
+
+
 def test_names_that_are_not_utf8_are_opened_and_shown(tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path)
     raw = directory + b"/caf\xe9\n.png"
@@ -251,6 +259,9 @@ def test_errors_of_the_system_are_unreadable(tmp_path: Path, monkeypatch: pytest
         (b"\0\0\0\x18ftypisom\0\0\2\0isomiso2", "unsupported", "video"),
         (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "unsupported", "a raw file of a camera"),
         (b"FUJIFILMCCD-RAW 0201", "unsupported", "a raw file of a camera"),
+        (b"IIRO\x08\0\0\0", "unsupported", "a raw file of a camera"),
+        (b"IIU\0\x18\0\0\0", "unsupported", "a raw file of a camera"),
+        (b"FOVb\1\0\2\0", "unsupported", "a raw file of a camera"),
         (bytes(128) + b"DICM\2\0\0\0", "unsupported", "a DICOM picture"),
         (b"icns\0\0\x10\0ic07", "unsupported", "an icon file"),
         (b"\0\0\1\0\1\0\x10\x10\0\0\1\0 \0h\4\0\0", "unsupported", "icon"),

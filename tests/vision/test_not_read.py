@@ -4,6 +4,7 @@ import struct
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -51,11 +52,17 @@ def test_a_tiff_whose_strips_lie_outside_is_truncated() -> None:
     assert refusal(content).code == "unsupported"
     assert refusal(content[:-1]).code == "truncated"
     for tag in (256, 273, 279):
-        for kind in (2, 5, 11, 12):  # texts, fractions and floats where integers belong
-            assert (
-                rare_kind(content.replace(struct.pack("<HH", tag, 4), struct.pack("<HH", tag, kind)), was_opened=False)
-                is None
-            )
+        for kind in (2, 5, 6, 7, 8, 9, 11, 12):  # texts, fractions, signed numbers and floats where sizes belong
+            odd = content.replace(struct.pack("<HH", tag, 4), struct.pack("<HH", tag, kind))
+            assert odd != content
+            assert rare_kind(odd, was_opened=False) is None
+
+
+def test_a_tiff_with_a_tag_outside_is_truncated() -> None:
+    content = tiff(np.ones((9, 9, 3), "f4"))
+    at = content.index(struct.pack("<HHI", 258, 3, 3)) + 8
+    assert refusal(content).code == "unsupported"
+    assert refusal(content[:at] + struct.pack("<I", len(content) - 5) + content[at + 4 :]).code == "truncated"
 
 
 @pytest.mark.parametrize(

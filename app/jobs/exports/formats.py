@@ -12,7 +12,7 @@ from typing import Final
 
 from llama_adapter.app.jobs.records.record import Record, json_line
 from llama_adapter.app.pictures.names import name_key
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import one_line, shown_name
 
 CSV_COLUMNS: Final = (
     *("picture", "text", "finish", "unfamiliar", "tokens", "ms"),
@@ -98,7 +98,7 @@ def to_sidecars(records: Sequence[Record]) -> bytes:
             name = names.take(path)
             if name != names.usual(path):
                 lists[OTHER_NAMES].append(f"{shown_name(path)}: {shown_name(name)}\n")
-            _write(archive, name, " ".join(filter(str.strip, record["text"].splitlines())) + "\n")
+            _write(archive, name, one_line(record["text"]) + "\n")  # trainers take each line as a caption
         for name, lines in lists.items():
             if lines:
                 _write(archive, names.take(name), "".join(lines))

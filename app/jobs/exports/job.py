@@ -24,7 +24,7 @@ from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.terminal.standard_output import flush_whole, write_whole
 from llama_adapter.runtime.terminal.stderr_lines import say
-from llama_adapter.runtime.text import counted, shown_name
+from llama_adapter.runtime.text import counted, one_line, shown_name
 from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 RecordTarget = Literal["sidecars", "xmp", "csv", "metadata", "kohya", "parquet", "jsonl"]
@@ -113,7 +113,8 @@ def _write_sidecars(job: ExportRecordsJob, found: Survey, rows: Iterable[outputs
     text_format = XMP if job.to == "xmp" else PLAIN_TEXT
     with SidecarFiles(job.out, existing=existing, below=below, text_format=text_format, suffix=job.suffix) as files:
         for row in rows:
-            files.write(row.picture, template.fill(row, in_one_line=job.to == "sidecars"))
+            text = template.fill(row)
+            files.write(row.picture, one_line(text) if job.to == "sidecars" else text)
     kept = f", {files.num_kept} with another text kept" if files.num_kept else ""
     _say(job, f"{counted(files.num_written, 'text')} written, {files.num_same} there already{kept}; {_left_out(found)}")
     if files.other_name is not None:

@@ -67,14 +67,13 @@ class Template:
             names = ", ".join(f"{{{name}}}" for name in _FIELDS)
             raise ValueError(f"wanted the fields {names} in a template, got {self.text!r}")
 
-    def fill(self, row: Row, *, in_one_line: bool = False) -> str:
-        """The text for the picture of a row; `in_one_line`, because trainers take each line of a file as a caption."""
-        text = " ".join(filter(str.strip, row.text.splitlines())) if in_one_line else row.text
+    def fill(self, row: Row) -> str:
+        """The text for the picture of a row."""
         if self.text == "{text}":
-            return text
+            return row.text
         folder, name = os.path.split(place_of(row.picture))
         parent, stem = os.path.basename(folder), os.path.splitext(name)[0]
-        return self.text.format(text=text, stem=name_as_text(stem), parent=name_as_text(parent))
+        return self.text.format(text=row.text, stem=name_as_text(stem), parent=name_as_text(parent))
 
 
 def with_decisions(records: Iterable[Record], decider: Decider) -> Iterator[Row]:

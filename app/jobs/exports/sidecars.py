@@ -13,7 +13,7 @@ from llama_adapter.app.pictures.inputs.xmp import MAX_BYTES as MAX_TEXT_BYTES
 from llama_adapter.app.pictures.inputs.xmp import description_of, with_description
 from llama_adapter.app.pictures.names import place_of
 from llama_adapter.runtime.partial import create_partial, named_after, remove_leftovers_in
-from llama_adapter.runtime.text import shown_name
+from llama_adapter.runtime.text import one_line, shown_name
 
 Existing = Literal["refuse", "keep", "replace", "extend"]
 
@@ -206,9 +206,8 @@ class SidecarFiles:
 
 
 def _has_part(text: str, part: str) -> bool:
-    """Whether one of the parts of a text, which commas and line feeds separate, is this; a part may have commas."""
-    parts = ", ".join(text.splitlines())
-    return not part or f", {part}," in f", {parts},"
+    """Whether a part between the commas or line feeds of a text is this; it may have commas, and had lines earlier."""
+    return not part or any(f", {part}," in f", {one}," for one in (", ".join(text.splitlines()), one_line(text)))
 
 
 def _root_of(folder: str, roots: Iterable[str]) -> str | None:

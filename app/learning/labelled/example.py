@@ -94,7 +94,7 @@ class Examples:
         if errors:
             raise InputsError(
                 f"Wanted labelled data without errors, got {len(errors):,}:",
-                hint="correct or remove these" + ", or name --picture-folder" * all(one.unreadable for one in errors),
+                hint="correct or remove these",
                 details=shown_problems(errors),
             )
         if not self.examples:

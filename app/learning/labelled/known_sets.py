@@ -16,7 +16,7 @@ from llama_adapter.app.learning.scores.scoring import MME_COGNITION, MME_PERCEPT
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.folders import folder_inputs
 from llama_adapter.app.pictures.inputs.json_sets import coco_rows, find_picture, vqa_rows
-from llama_adapter.app.pictures.inputs.lines import opened_lines
+from llama_adapter.app.pictures.inputs.lines import opened_lines, unreadable
 from llama_adapter.app.pictures.inputs.tables import load_json
 from llama_adapter.runtime.text import shown_name
 
@@ -157,8 +157,12 @@ def _science(file: str, match: re.Match[str], folders: Sequence[str]) -> Iterato
 
 def _loaded(file: str, *, of: str) -> object:
     """The value in a JSON file. Raises InputsError."""
-    with opened_lines(file, what=f"file of {of}") as opened:
-        return load_json(b"".join(iter(opened.read1, b"")), path=file, what=f"file of {of}")
+    what = f"file of {of}"
+    try:
+        with opened_lines(file, what=what) as opened:
+            return load_json(b"".join(iter(opened.read1, b"")), path=file, what=what)
+    except OSError as error:
+        raise unreadable(file, what=what, reason=f"the system says: {error.strerror}") from None
 
 
 def _entries(file: str, *, of: str, under: str | None = None) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import chain, combinations, product
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
 from llama_adapter.app.learning.labelled.example import Examples
@@ -144,7 +144,7 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     for place, split in dict.fromkeys([(folder, ""), *split_folders(folder)]):
         names = sorted(os.listdir(place), key=natural_key)
         has_splits = not split and _are_split_files(list(filter(is_archive_name, names)))
-        pictures = {_stem(name) for name in names if has_picture_suffix(name)}  # a `.json` may be about one of them
+        stems = {stem for name in names if has_picture_suffix(name) for stem in (name, os.path.splitext(name)[0])}
         for name in names:
             path = os.path.join(place, name)
             if name in METADATA:
@@ -153,26 +153,24 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
                 own = _split_of(name) if has_splits else split
                 found.extend(archive_examples(path, columns=columns.of_split(own)))
             else:
-                tables += [path] * (name.lower().endswith(TABLE_SUFFIXES) and _stem(name) not in pictures)
+                stem, suffix = os.path.splitext(name)  # a `.json` may be about a picture
+                tables += [path] * (suffix.lower() in TABLE_SUFFIXES and not (suffix == ".json" and stem in stems))
                 continue
             has_any = True
     beside = None if has_any else beside_examples(folder, columns=columns)
     if beside is not None:
         found = beside
     elif not has_any:
-        below = [(table, split) for place, split in split_folders(folder) for table in _tables_below(place)]
-        for table, split in below:
-            if os.path.basename(table) in METADATA and not table.endswith(".json"):  # albums of photographs have some
-                found.extend(table_examples(table, columns=columns.of_split(split)))
-                has_any = True
-    if not has_any and beside is None:
-        classes = {name for place, _ in split_folders(folder) for name in sub_folders(place)}
+        places = split_folders(folder)
+        classes = {name for place, _ in places for name in sub_folders(place)}
         has_pictures = next(folder_inputs(folder, recursive=True)).source != folder
-        if (below and not has_pictures) or (len(classes) < 2 and (not classes or tables)):
-            raise _is_none_of_the_forms(folder, tables if has_pictures or not below else [table for table, _ in below])
+        below = [] if has_pictures else [table for place, _ in places for table in _tables_below(place)]
+        if below or (len(classes) < 2 and (not classes or tables)):
+            raise _is_none_of_the_forms(folder, below or tables)
         found = class_examples(folder, columns=columns)
-        for table in tables:
-            found.left_out.add("tables beside the folders of classes", table)
+        inside = (os.path.join(place, *names) for place, _ in places for names in product(sub_folders(place), METADATA))
+        for table in chain(tables, filter(os.path.isfile, inside)):
+            found.left_out.add("tables beside and in the folders of classes", table)
         splits = sorted(name for name in classes if split_in(name)[0] and split_name(name) not in SPLITS)
         if are_splits(splits):
             found.refuse(folder, f"{', '.join(splits)} seem to be splits, not classes; call them train, val or test")
@@ -181,10 +179,10 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
 
 
 def _tables_below(folder: str) -> list[str]:
-    """The tables in a folder and below, in natural order, without hidden folders."""
+    """The tables in a folder and below, in natural order, without those in folders that `sub_folders` leaves out."""
     found = list[str]()
     for place, names, files in os.walk(folder):
-        names[:] = (name for name in names if not name.startswith("."))
+        names[:] = sub_folders(place)
         found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, ".arrow"))]
     return sorted(found, key=natural_key)
 
@@ -192,12 +190,15 @@ def _tables_below(folder: str) -> list[str]:
 def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
     tables = [table for table in tables if table.endswith(".parquet")] or tables
     tables.sort(key=lambda table: _split_of(table) != "train")
-    named = tables if _are_split_files(tables) else tables[:1]
+    beside = [table for table in tables if os.path.dirname(table) == os.path.dirname(tables[0])]
+    named = list(map(shown_name, beside if _are_split_files(beside) else tables[:1]))
+    if beside and beside[0].endswith(".parquet") and len(beside) > len(set(map(_split_of, beside))):  # shards
+        named = [f"'{shown_name(os.path.dirname(beside[0]))}/*.parquet'"]
     hint = "put the pictures of each class into a folder with its name"
     if any(table.endswith(".arrow") for table in tables):  # written by save_to_disk of the `datasets` library
         hint = "write its rows as Parquet: datasets.load_from_disk reads them, and to_parquet writes each split"
     elif tables:
-        hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
+        hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(named)}"
     return InputsError(f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.", hint=hint)
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,6 @@ from llama_adapter.app.pictures.inputs.fields import (
     asked_rows,
     by_known_name,
     first_column,
-    folded,
     is_encodable,
     named,
     question_columns,
@@ -35,7 +35,7 @@ CLASS_COLUMNS = ("label", "cls")
 CAPTION_COLUMNS = ("text", "txt", "caption", "captions")
 # The answer is in the first of these columns that a row has.
 ANSWER_COLUMNS = ("answer", "answers", "output", *CAPTION_COLUMNS, *CLASS_COLUMNS)
-_LISTS = ("answers", "caption", "captions")  # in cells, these may be lists of texts in JSON
+_LISTS = ("answers", "captions")  # in cells, these may be lists of texts in JSON
 _PART, _SPLIT = "part", "split"
 _URL = "url"  # of the image-text lists of LLaMA-Adapter
 KNOWN = frozenset((*KNOWN_COLUMNS, *ANSWER_COLUMNS, _PART, _SPLIT, _URL))  # columns whose case is ignored
@@ -46,7 +46,10 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64|data)?s?", re.IGNORECASE)
+_LIKE_PICTURES = re.compile(
+    r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64)?", re.IGNORECASE
+)  # columns
+_LIKE_LISTS = re.compile(rf"{_LIKE_PICTURES.pattern}s|file[ _-]?names", re.IGNORECASE)  # of pictures
 NO_PICTURE_COLUMN = (
     f"no picture in a column {named(PICTURE_COLUMNS)}: call the column of the pictures `picture`; if the row is a "
     "text, leave that out, or write null as its picture"
@@ -164,7 +167,7 @@ def with_classes(found: Examples, *, place: str) -> Choices:
         found.refuse(place, _too_many(len(classes), what="different labels"))
     alike = defaultdict[str, list[str]](list)
     for name in classes:
-        alike[folded(name)].append(name)
+        alike[_folded(name)].append(name)
     for names in alike.values():
         if len(names) > 1:
             by = "their case" if len({name.casefold() for name in names}) == 1 else "case or the encoding of accents"
@@ -234,12 +237,18 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
 def _like_pictures(row: Mapping[str, object]) -> list[str]:
     """Names of other columns than `PICTURE_COLUMNS` that seem to name a picture."""
     others = {name: one for name, one in row.items() if one != [] and not _is_blank(one) and name not in _READ}
-    return [name for name, one in others.items() if _LIKE_PICTURES.fullmatch(name) or _is_like_a_picture(one)]
+    return [name for name, one in others.items() if _is_like_a_picture(one, name=name)]
 
 
-def _is_like_a_picture(value: object) -> bool:
-    """Whether a value is the name or the bytes of a picture, an object with one of these, or a list that begins so."""
-    value = value[0] if isinstance(value, list) and value else value
+def _is_like_a_picture(value: object, *, name: str) -> bool:
+    """Whether a value is the name or the content of a picture, an object with one of these, or a list that begins so.
+
+    Of columns that are called as those of pictures, any text or object is one, and numbers are if they are an `id`.
+    """
+    if _LIKE_PICTURES.fullmatch(name) and (not isinstance(value, int | float) or name.lower().endswith("id")):
+        return True
+    if isinstance(value, list):  # a list of names may be of tags or other files
+        value = value[0] if _LIKE_LISTS.fullmatch(name) or not isinstance(value[0], str) else None
     value = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
     return begins_like(value) is not None if isinstance(value, bytes) else has_picture_suffix(str(value))
 
@@ -291,7 +300,7 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
     """
     texts = []
     cell = value.strip() if name in _LISTS and isinstance(value, str) else ""
-    if cell.startswith(('["', "['", "[]")):
+    if cell.startswith(('["', "['")):
         try:
             value = split_choices(cell)
         except ValueError:
@@ -311,10 +320,15 @@ def _texts(value: object, *, name: str) -> tuple[str, ...]:
 
 def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> tuple[str, ...]:
     """The answers in the spelling of the choices. Raises ValueError if an answer is not a choice."""
-    known = [folded(choice.strip()) for choice in choices]
-    if not all(folded(answer) in known for answer in answers):
+    known = [_folded(choice.strip()) for choice in choices]
+    if not all(_folded(answer) in known for answer in answers):
         raise ValueError(f"its {shown} is none of {shown_excerpt(', '.join(choices))}")
-    return tuple(answer if answer in choices else choices[known.index(folded(answer))] for answer in answers)
+    return tuple(answer if answer in choices else choices[known.index(_folded(answer))] for answer in answers)
+
+
+def _folded(text: str) -> str:
+    """Equal for texts that differ by case alone, or by the encoding of accents: macOS writes names in another one."""
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def _is_blank(value: object) -> bool:

@@ -27,7 +27,7 @@ def table_examples(path: str, *, columns: Columns) -> Examples:
     """
     found = Examples()
     root = os.path.dirname(path) if columns.picture_folder is None else columns.picture_folder
-    for row in read_rows(path, what=_WHAT, wanted=WANTED, known=KNOWN):
+    for row in read_rows(path, what=_WHAT, wanted=WANTED, known=KNOWN, root=root):
         place = f"{path}, line {row.line}"
         if row.problem:
             found.refuse(place, row.problem)

@@ -149,6 +149,6 @@ def _joined(address: str, name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of Arrow's message; the others are its call stack."""
+    """The first line of an error's message, without a full stop, or its class; Arrow's others are its call stack."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(".")

@@ -4,10 +4,7 @@ import json
 import os
 import re
 import unicodedata
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +12,7 @@ from llama_adapter.app.pictures.inputs.addresses import ADDRESS
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 from llama_adapter.app.pictures.inputs.items import PictureInput, QuestionFields
 from llama_adapter.runtime.given import split_choices
+from llama_adapter.vision.formats import PICTURE_SUFFIXES
 
 PICTURE_COLUMNS = ("picture", "image", "images", "file_name", "filename", "path")
 PROMPT_COLUMNS = ("prompt", "question", "instruction")
@@ -252,36 +250,26 @@ def row_picture(values: Mapping[str, object], *, root: str, place: str) -> Pictu
 def spelt_path(name: str, *, root: str) -> str:
     """The path of a picture below `root`, or an address.
 
-    If there is no such file, the name may be spelt as on Windows, in an address or on macOS. It may be in another case,
-    or lack the suffix, if only one picture has this name.
+    If there is no such file, the name may be spelt as on Windows, in an address or on macOS, or lack the suffix of the
+    only picture of this name.
     """
-    if ADDRESS.match(name) and not name.startswith("file://"):
-        return name
+    is_address = ADDRESS.match(name) is not None
+    path = name if is_address else os.path.join(root, name)
+    if (is_address and not name.startswith("file://")) or (
+        has_picture_suffix(name) and name.isascii() and not re.search(r"\\|%|file:", name)
+    ):
+        return path
     decoded = unquote(name.removeprefix("file://")).replace("\\", "/")
     forms = dict.fromkeys((name, decoded, *(unicodedata.normalize(form, decoded) for form in ("NFC", "NFD"))))
-    for file in (os.path.join(root, form) for form in forms):
-        if os.path.lexists(file):
-            return file
-        folder, base = os.path.split(file)
-        with suppress(OSError, ValueError):
-            folded_names = _folded_names(folder or os.curdir, os.stat(folder or os.curdir).st_mtime_ns)
-            if len(alike := folded_names.get(folded(base), [])) == 1:
-                return os.path.join(folder, alike[0])
-    return name if ADDRESS.match(name) else os.path.join(root, name)
+    if file := _first_file(root, *forms):
+        return file
+    if os.path.splitext(decoded)[1][1:].isalpha():  # `Photo 10.15` lacks a suffix, too
+        return path
+    stems = [form for form in forms if os.path.isdir(os.path.join(root, os.path.dirname(form)) or os.curdir)]
+    ends = [(suffix, suffix.upper()) for suffix in PICTURE_SUFFIXES]
+    files = [file for both in ends if (file := _first_file(root, *(stem + end for stem in stems for end in both)))]
+    return files[0] if len(files) == 1 else path
 
 
-@lru_cache(maxsize=4)
-def _folded_names(folder: str, changed_ns: int) -> Mapping[str, list[str]]:
-    """The names in a folder that changed at `changed_ns`, by `folded`; pictures also without suffix. Raises OSError."""
-    names = defaultdict[str, list[str]](list)
-    for name in os.listdir(folder):
-        stem = os.path.splitext(name)[0]
-        is_whole = has_picture_suffix(name) and not os.path.splitext(stem)[1][1:].isalpha()  # `Photo 10.15` is, too
-        for key in (name, stem) if is_whole else (name,):
-            names[folded(key)].append(name)
-    return names
-
-
-def folded(text: str) -> str:
-    """Equal for texts that differ by case alone, or by the encoding of accents: macOS writes names in another one."""
-    return unicodedata.normalize("NFC", text).casefold()
+def _first_file(root: str, *names: str) -> str | None:
+    return next(filter(os.path.lexists, (os.path.join(root, name) for name in names)), None)

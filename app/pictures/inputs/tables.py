@@ -53,7 +53,7 @@ _SAVE_AGAIN = "save it as `CSV UTF-8`, or convert it from its encoding, such as:
 
 
 def read_rows(
-    path: str, *, what: str, wanted: Sequence[str] = (), known: Collection[str] = KNOWN_COLUMNS
+    path: str, *, what: str, wanted: Sequence[str] = (), known: Collection[str] = KNOWN_COLUMNS, root: str | None = None
 ) -> Iterator[Row]:
     """The rows of a table, as they are read. A byte order mark shows UTF-16; other tables are UTF-8.
 
@@ -63,14 +63,16 @@ def read_rows(
     and contain line feeds. White space around names and cells is removed. Rows without values, empty cells at the end
     of a row and columns without a name are left out. A row has a problem if it is no object, has another number of
     cells than the first row, is above 1 MiB or begins the rows of a group of Parquet that cannot be read. Bytes of a
-    name of a picture that are not UTF-8 are kept as surrogates.
+    name of a picture that are not UTF-8 are kept as surrogates. Pictures of sets are looked for in `root`, by default
+    in the folder of the table.
 
     Raises `InputsError`, whose message uses the word `what` for the file: for another suffix; if the file cannot be
     opened, is not UTF-8, or has no first row of distinct column names; and if none of the columns `wanted` is in the
     first row, or in any object of a list.
     """
     check_suffix(path, what=what)
-    table = _Table(path=path, what=what, wanted=wanted, known=known)
+    root = os.path.dirname(path) if root is None else root
+    table = _Table(path=path, what=what, wanted=wanted, known=known, root=root)
     if _suffix(path) == ".parquet":
         yield from _known_rows(parquet_rows(path, what=what), table)
         return
@@ -92,6 +94,7 @@ class _Table:
     what: str
     wanted: Sequence[str]
     known: Collection[str]
+    root: str
 
     def check_names(self, names: Sequence[str], *, where: str) -> None:
         """Raise `InputsError` if none of the columns `wanted` is among the names that are found `where`."""
@@ -122,7 +125,7 @@ def _known_rows(rows: Iterator[Row], table: _Table) -> Iterator[Row]:
     wanted, known = table.wanted, table.known
     has_wanted, without = not wanted, list[Row]()  # the rows before the first with a column that is wanted
     for row in rows:
-        own = {name: value for name, value in row.values.items() if name in known}
+        own = {name: value for name, value in row.values.items() if known_name(name, known) == name}
         row = replace(row, values=by_known_name(row.values, known) | own)
         has_wanted = has_wanted or not row.values.keys().isdisjoint(wanted)
         if not has_wanted:
@@ -151,7 +154,7 @@ def _json_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
                 yield _in_utf8(_json_row(line, number=number), table)
         return
     pieces = [begun, *iter(file.read1, b"")]
-    values = set_rows(load_json(b"".join(pieces), path=path, what=what), folder=os.path.dirname(path))
+    values = set_rows(load_json(b"".join(pieces), path=path, what=what), folder=table.root)
     if values is None:
         raise InputsError(
             f"Wanted a {what} that is a list of objects in JSON, got `{shown_name(path)}`.",
@@ -315,7 +318,7 @@ def check_table(path: str, *, what: str, wanted: Sequence[str] = ()) -> Row | No
         )
     rows = read_rows(path, what=what, wanted=wanted)
     if _suffix(path) == ".parquet":
-        table = _Table(path=path, what=what, wanted=wanted, known=KNOWN_COLUMNS)
+        table = _Table(path=path, what=what, wanted=wanted, known=KNOWN_COLUMNS, root="")
         rows = _known_rows(parquet_rows(path, what=what, schema_alone=True), table)
     first = next(rows, None)
     if first is None:

@@ -246,9 +246,10 @@ def test_sidecars_hold_the_last_answer_or_what_was_decided(
     answers.write([asked("a.png", 0.6)])
     assert answers.export("sidecars", "decided", abstain=(0.2, 0.8), suffix=".caption") == ExitCode.OK
     assert (answers.folder / "decided" / "a.caption").read_text() == "undecided\n"
-    answers.write([record("a.png", text="A star.\n\n- red\r\n- large")])
-    assert answers.export("sidecars", "lines", template="a: {text}") == ExitCode.OK
-    assert (answers.folder / "lines" / "a.txt").read_text() == "a: A star. - red - large\n"
+    answers.write([record("a\nb/a.png", text="A star.\n\n- red \r\n  - large")])
+    assert answers.export("sidecars", "lines", template="{parent}\n{text}") == ExitCode.OK
+    (path,) = (answers.folder / "lines").rglob("*.txt")
+    assert path.read_text() == "a b A star. - red - large\n"
 
 
 def test_beside_a_picture_in_no_folder_of_the_job_nothing_is_written_until_it_is_named(

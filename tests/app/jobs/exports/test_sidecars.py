@@ -125,13 +125,14 @@ def test_existing_texts_are_kept_replaced_or_extended(
         ("a cat, big, fur", "a cat, big, fur, cat\n"),
         ("black cat\ncat, big\n", "black cat\ncat, big\n"),
         ("one, cat, two", "one, cat, two"),
+        ("a big, cat\n sits, two", "a big, cat\n sits, two"),
     ],
 )
 def test_a_text_is_extended_unless_it_has_the_part_already(tmp_path: Path, before: str, after: str) -> None:
     (picture,) = pictures(tmp_path, "a.png")
     (tmp_path / "a.txt").write_bytes(before.encode())
     for _ in range(2):
-        write(None, {picture: "cat"}, existing="extend")
+        write(None, {picture: "cat sits" if "sits" in before else "cat"}, existing="extend")
         assert (tmp_path / "a.txt").read_bytes().decode() == after
 
 

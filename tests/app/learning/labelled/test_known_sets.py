@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.pictures.inputs import InputsError
+from llama_adapter.app.pictures.inputs.lines import Unmarked
 from tests.app.learning.labelled.tables import brief, read, reasons, write_lines
 from tests.app.pictures.inputs.files import fill
 
@@ -137,6 +138,23 @@ def test_damaged_files_are_refused(tmp_path: Path, data: Any) -> None:
     write(vqa(tmp_path) / "v2_OpenEnded_mscoco_val2014_questions.json", data)
     with pytest.raises(InputsError, match="with a list `questions`"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_of_sets_are_read_as_a_whole(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pope(tmp_path) / "coco" / "coco_pope_random.json"
+    line = json.loads(path.read_text())
+    asked = [f"Is there a caf\u00e9 {number}?" for number in range(1_000)]
+    path.write_text("\n".join(json.dumps({**line, "text": one}) for one in asked), encoding=encoding)
+    assert path.stat().st_size > 2**16
+    assert [one.question.instruction for one in read(path).examples] == asked
+
+    def read1(file: Unmarked, size: int = 0) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Unmarked, "read1", read1)
+    with pytest.raises(InputsError, match="Input/output error"):
+        read(path)
 
 
 def test_two_sets_and_questions_without_annotations_are_refused(tmp_path: Path) -> None:

@@ -324,6 +324,8 @@ def test_other_paths_are_refused(tmp_path: Path, name: str) -> None:
     [
         (["labels.jsonl"], "table itself: {0}/labels.jsonl"),
         (["labels.jsonl", "eval.csv", "train.csv"], "table itself: {0}/train.csv"),
+        (["a.csv", "a.png"], "table itself: {0}/a.csv"),
+        (["a.csv", "b.json", "b.png", "c.png.json", "c.png"], "table itself: {0}/a.csv"),
         (["eval.csv", "train.csv"], "tables themselves: {0}/train.csv {0}/eval.csv"),
     ],
 )
@@ -342,6 +344,14 @@ def test_a_table_beside_pictures_is_to_be_named_itself(names: list[str], told: s
             "name the tables themselves: {0}/data/train-00000-of-00001.parquet {0}/data/test-00000-of-00001.parquet",
         ),
         (["a/train-0.parquet", "b/train-0.parquet", ".cache/c.json"], "name the table itself: {0}/a/train-0.parquet"),
+        (
+            [f"data/{name}-0000{number}-of-00002.parquet" for name in ("test", "train") for number in "01"],
+            "name the table itself: '{0}/data/*.parquet'",
+        ),
+        (
+            ["a.training/data.json", "a.training/train.csv", "@eaDir/a.csv", "b/c.csv"],
+            "name the table itself: {0}/b/c.csv",
+        ),
         (["state.json", "data-0.arrow"], "write its rows as Parquet: datasets.load_from_disk reads them"),
         (["dataset_dict.json", "train/state.json", "train/data-0.arrow"], "write its rows as Parquet"),
     ],
