@@ -23,7 +23,7 @@ from tests.app.serving.web.browser import SAMPLES
 
 KEY, OTHER_KEY = "1-2-3-4-a secret key", "5-6-7-8-another key"
 SETTINGS = (16, 0, 0.9, 0, "", 0, 0, 0)
-PROGRESS, DOWNLOAD, CANCEL = -11, -7, -3  # indices in the outputs of all handlers
+PROGRESS, CARDS, DOWNLOAD, CANCEL = -11, -8, -7, -3  # indices in the outputs of all handlers
 
 
 class Stub(StubService):
@@ -122,6 +122,27 @@ def test_a_batch_goes_on_without_its_page_and_is_followed_by_the_reloaded_one(
         assert last[CANCEL]["visible"] is False
         assert [record["text"] for record in downloaded(last)] == ["red", "red"]
         assert [len(runs.history(page)) for page in ("page", "reloaded")] == [0, 1]
+
+    run(main)
+
+
+def test_the_first_update_shows_everything_and_the_others_only_what_is_new(service: Stub, events: BatchEvents) -> None:
+    async def main() -> None:
+        tab = Tab(events)
+        await tab.start()
+        await asked(service, 2)
+        updates = events.follow(tab.session)
+        first, second = await anext(updates), await anext(updates)
+        assert (first[CARDS], first[DOWNLOAD]["visible"], first[CANCEL]["visible"]) == ([], False, True)
+        assert second[PROGRESS + 1 : -1] == [gr.skip()] * 9
+
+        service.handles[0].deliver(answer("red", ms={"total": 1.0}))
+        while (update := await anext(updates))[CARDS] == gr.skip():
+            pass
+        assert "red" in "".join(update[CARDS])
+        assert update[DOWNLOAD:-1] == [gr.skip()] * 6
+        service.answer()
+        await tab.follow()
 
     run(main)
 
