@@ -16,13 +16,13 @@ The machine needs Python, torch and pytest. Packages in .wheels are put before i
 index, and a copy of that folder, give it the rest. `--pack` empties the folder first; a wheel of llama-cpp-python for
 CUDA may be added by hand afterwards.
 
-On a machine that is lent for minutes, a round goes on from the pages in the folder: copy them back after each call,
-also one that is ended, and send them along with the next one. An earlier commit travels as a patch:
+A round goes on from the pages in its folder. On a machine that is lent for minutes, that is the folder that comes back:
+RESULTS, whose pages are copied to docs before the next call. An earlier commit travels as a patch:
 
-    git diff --binary HEAD COMMIT > before.patch        here, with nothing changed since HEAD
-    trap 'cp docs/*-h[12]00.* RESULTS' EXIT             there
+    git diff -R --binary COMMIT -- . ':!docs' > before.patch        here
+    cp docs/*-h[12]00.* RESULTS                                     there
     cp -r . /tmp/before && (cd /tmp/before && git apply before.patch)
-    python -m scripts.gpu_round 9 --before COMMIT /tmp/before
+    python -m scripts.gpu_round 9 --out RESULTS --before COMMIT /tmp/before
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", f"{LARGE_JOB}": "66
 TOY_CASES = ("BIAS-TINY", "bias_b1", "bias_b3_equal", "lora_b1")  # of the tests that are rehearsed
 TESTS = "tests"  # the step that compares; it comes before those that measure
 BEFORE = "before"  # and the commit
-TAKES_S: Mapping[str, float] = {  # estimated, on an H100 with 16 cores
+TAKES_S: Mapping[str, float] = {  # estimated, on an H100 with 16 cores; half an hour in all
     TESTS: 120.0,
     BEFORE: 80.0,
     "large jobs": 240.0,
@@ -79,8 +79,10 @@ _LINES = 12  # of the output of a step that did not pass
 _SHOWN = 40  # of the output of a step that is shown
 _PROFILER = re.compile(r"\S.* \S*Profiler\w*\.cpp:\d+\] ")  # torch's lines about itself
 _UNMEASURED = re.compile(r"round .* (missing|failed): ")  # an engine
+_START_S = 20.0
 _GRACE_S = 10.0
 
+Commit = tuple[str, str]  # its name, and the folder of its checkout
 State = Literal["passed", "failed", "cut"]
 
 
@@ -108,10 +110,10 @@ class Outcome:
     lines: tuple[str, ...] = ()  # the last lines of a step that did not pass or is shown; else engines that are missing
 
 
-def steps(gpu: str, *, toy: bool, out: Path, before: tuple[str, str] | None = None) -> tuple[Step, ...]:
+def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tuple[Step, ...]:
     """All steps for a GPU, those of most worth first. Toy steps are the same commands with tiny models, on the CPU.
 
-    `before` is a commit and its checkout, whose decoders are measured too.
+    The decoders of `before` are measured too.
     """
 
     def measured(name: str, about: str, *flags: str) -> Step:
@@ -121,7 +123,9 @@ def steps(gpu: str, *, toy: bool, out: Path, before: tuple[str, str] | None = No
             command = [SMALL.get(word, word) for word in command] + ["--on", "cpu", "--budget", "0.1", "--rounds", "1"]
             if "--engines" not in flags:  # compiling takes a processor long
                 command += ["--engines", "ours-bfloat16", "hf-bfloat16", "reference-bfloat16"]
-        return Step(name=name, about=about, command=tuple(command), least_s=16.0 if toy else TAKES_S[name] / 2)
+        return Step(
+            name=name, about=about, command=tuple(command), least_s=16.0 if toy else _START_S + TAKES_S[name] / 4
+        )
 
     few = 2 if toy else None
     batches = ("1", "5", "16", "64")[:few]
@@ -130,6 +134,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: tuple[str, str] | None = No
     ours = ("ours-bfloat16", "ours-int8", "ours-int4")
     kernels = [kernel for name in ours for kernel in tuned(name)]
     kernels = [kernels[0], kernels[-1]] if toy else kernels
+    captions = ("--sizes", "7B", "--sections", "job", "--job-sizes")
     slots = tuple(LARGE_JOBS)[:: 2 if toy else 1]
     trace = ("-m", "scripts.gpu_trace")
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "1", "--on", "cpu")
@@ -155,18 +160,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: tuple[str, str] | None = No
         measured(
             "large jobs",
             f"{LARGE_JOB:,} pictures, 7B with ViT-L/14, in 64 and 256 slots, in as many as fit, and in fewer bits",
-            *(
-                "--sizes",
-                "7B",
-                "--sections",
-                "job",
-                "--job-sizes",
-                f"{LARGE_JOB}",
-                "--engines",
-                *slots,
-                "--rounds",
-                "1",
-            ),
+            *(*captions, f"{LARGE_JOB}", "--engines", *slots, "--rounds", "1"),
         ),
         Step(
             name="trace",
@@ -203,7 +197,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: tuple[str, str] | None = No
         measured(
             "jobs",
             "5 and 64 pictures, 7B with ViT-L/14, beside the reference's loop",
-            *("--sizes", "7B", "--sections", "job", "--job-sizes", "5", "64", "--rounds", "2"),
+            *(*captions, "5", "64", "--rounds", "2"),
         ),
     )
 
@@ -218,9 +212,7 @@ def left(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
     return sorted([*unended, *failed], key=lambda name: name != TESTS) or list(names)
 
 
-def run_round(
-    minutes: float, gpu: str, *, toy: bool, out: Path, before: tuple[str, str] | None = None
-) -> dict[str, Outcome]:
+def run_round(minutes: float, gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> dict[str, Outcome]:
     """Run steps while there is time; writes the page after each. Returns the outcomes of the steps that were run.
 
     The page keeps steps of earlier calls that are not among those of this one, as the last ones.
