@@ -164,8 +164,9 @@ class FileScheduling(LoadFileScheduling):
         return TOGETHER.get(file, file)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
-    return FileScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    """With `worksteal` it is xdist's own, for files whose tests share little and compile long."""
+    return None if config.getoption("dist") == "worksteal" else FileScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

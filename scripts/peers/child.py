@@ -333,6 +333,7 @@ def _llama_cpp(task: Task) -> llama_cpp.LlamaCpp:
 
 
 def _vllm(task: Task) -> vllm.Vllm:
+    vllm.require_vllm()  # before a file is made for it
     return vllm.Vllm(_file(task).parent, num_rows=task.num_rows, dtype=task.engine.dtype)
 
 

@@ -9,12 +9,12 @@ class MissingPackage(Exception):
     """A peer cannot be measured here; the message says why."""
 
 
-def require(module: str, *, package: str) -> Any:
-    """The imported module. Raises MissingPackage if its package is missing or broken."""
+def require(module: str, *, package: str, hint: str = "install the extra `peers`") -> Any:
+    """The imported module. Raises MissingPackage, with a hint, if its package is missing or broken."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MissingPackage(f"{package} cannot be imported ({error}): install the extra `peers`") from error
+        raise MissingPackage(f"{package} cannot be imported ({error}): {hint}") from error
 
 
 def versions(packages: tuple[str, ...]) -> dict[str, str]:

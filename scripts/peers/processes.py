@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from scripts.common import ROOT
@@ -93,10 +94,12 @@ class Children:
         self._children: dict[str, Child] = {}
 
     def __call__(self, task: Task) -> Reply:
-        group = _group(task)
+        group, is_alone = _group(task), task.engine.program == "vllm"  # which takes most of the memory, and keeps it
+        if is_alone and find_spec("vllm"):
+            self.close()
         child = self._children.pop(group, None) or Child(task)
         reply = child.answer(task)
-        if reply.problem == "failed" or task.engine.program == "vllm":  # which keeps most of the memory
+        if reply.problem == "failed" or is_alone:
             child.close()
         else:
             self._children[group] = child

@@ -153,8 +153,9 @@ LARGE_JOBS: dict[str, dict[str, Any]] = {
     "ours-bfloat16-256-slots": {"slots": 256},
     "ours-bfloat16-most-slots": {"slots": "most", "note": "as many as fit"},
     "ours-w8a8-256-slots": {"slots": 256, "precision": "int8", "operators": "w8a8", "note": "inputs rounded too"},
-    "ours-int8-256-slots": {"slots": 256, "precision": "int8", "tuning": "large"},
+    "ours-int8-large-256-slots": {"slots": 256, "precision": "int8", "tuning": "large", "note": "kernels to be tried"},
     "ours-bfloat16-64-slots": {"slots": 64},
+    "ours-int8-256-slots": {"slots": 256, "precision": "int8"},
 }
 _ON_GPU: tuple[Engine, ...] = (  # the most important ones first
     _on_gpu("ours-bfloat16", "decode", "ours", **_GRAPH),

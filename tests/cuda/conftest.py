@@ -1,4 +1,4 @@
-"""Without a GPU, all of these tests fail. They import only packages of a base installation, pytest and its plugins."""
+"""Without a GPU, all of these tests fail. They import what `serve` needs, and what scripts/gpu_round.py packs."""
 
 import pytest
 

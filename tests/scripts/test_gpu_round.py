@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from scripts.peers.processes import Children, _group
 from scripts.peers.rounds import Plan
 from scripts.peers.table import Reply, Task
 
-PASSED = Outcome(state="passed", seconds=1.0, time="", commit="", gpu="")
+PASSED = Outcome(about="", state="passed", seconds=1.0, time="", commit="", gpu="")
 FAILED = dataclasses.replace(PASSED, state="failed", lines=("why",))
 CUT = dataclasses.replace(PASSED, state="cut")
 
@@ -45,6 +46,13 @@ def told(out: Path, *, gpu: str = "h100") -> dict[str, tuple[str, list[str]]]:
     return {row["name"]: (row["state"], row["lines"]) for row in rows}
 
 
+NOISE = "USDT:2026-11-30 04:20:38 3877:3877 SyncActivityProfilerHandler.cpp:52] profiler_start"
+LACKING = [
+    f"round 1/2, {number}/9: 7B {name} [0.1 s]"
+    for number, name in enumerate(("hf missing: transformers cannot be imported", "ours failed: ValueError: no"))
+]
+
+
 @pytest.mark.slow
 def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -55,10 +63,13 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     def made_up(gpu: str, **options: object) -> tuple[Step, ...]:
         programs = {"fails": fails, "is cut": "print('round 1: the time is over')", "passes": "print('done')"}
         made = [Step(name=name, about=name, command=("-c", text), least_s=0.0) for name, text in programs.items()]
-        noise = "USDT:2026-11-30 04:20:38 3877:3877 SyncActivityProfilerHandler.cpp:52] profiler_start"
-        program = f"import sys; print(*range(34), {noise!r}, sys.argv[1:], sep='\\n')"
+        program = f"import sys; print(*range(34), {NOISE!r}, sys.argv[1:], sep='\\n')"
         measures = ("-c", program, "--device", "cuda")
-        return *made, Step(name="measures", about="and is shown", command=measures, least_s=0.0, is_shown=True)
+        made += [Step(name="measures", about="and is shown", command=measures, least_s=0.0, is_shown=True)]
+        lacks = ("-c", f"print(*{[LACKING[0], '7B ours 3/s', LACKING[1]]}, *range(99), sep='\\n')")
+        made += [Step(name="lacks", about="peers", command=lacks, least_s=0.0)]
+        fails_too = ("-c", f"print({NOISE!r}); exit(1)")
+        return *made, Step(name="fails too", about="and is shown", command=fails_too, least_s=0.0, is_shown=True)
 
     monkeypatch.setattr(gpu_round, "steps", made_up)
 
@@ -73,11 +84,12 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     assert numbers == [str(number) for number in range(34)]
     assert (state, line.rpartition(" ")[0]) == ("passed", "['--device', 'cuda', '--limit',")
     assert 1 <= int(line.rpartition(" ")[2].strip("']")) <= 60
-    assert after_first == {"fails": ("failed", last), "is cut": cut, "passes": ("passed", [])}
+    others = {"passes": ("passed", []), "lacks": ("passed", LACKING), "fails too": ("failed", [NOISE])}
+    assert after_first == {"fails": ("failed", last), "is cut": cut, **others}
     assert told(tmp_path) == {
         "fails": ("passed", []),
         "is cut": cut,
-        "passes": ("passed", []),
+        **others,
         "measures": measures,  # as it was
     }
     assert "| is cut | is cut | cut |" in (tmp_path / "gpu-round-h100.md").read_text(encoding="utf-8")
@@ -189,14 +201,60 @@ def test_the_pages_are_those_of_the_gpu_that_is_there(
     assert f"| passed | 1 | {name} |" in page
 
 
-def test_another_checkout_is_measured_after_the_kernels(tmp_path: Path) -> None:
-    without, with_it = (steps("h200", toy=False, out=tmp_path, before=before) for before in (None, Path("/other")))
+def test_an_earlier_commit_is_measured_behind_the_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = list[tuple[str, ...]]()
 
-    [step] = [step for step in with_it if step not in without]
-    assert [one for one in with_it if one is not step] == list(without)
-    assert with_it[with_it.index(step) - 1].name == "kernels"
-    assert step.command[:3] == ("-m", "scripts.gpu_before", "/other")
-    assert {"--device", "cuda", "h200", "7B", "ours-bfloat16", "ours-int8", "ours-int4"} < {*step.command}
+    def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
+        commands.append(step.command)
+        return "passed", 1.0, ()
+
+    monkeypatch.setattr(gpu_round, "_run", run)
+    flags = ["600", "--rehearse", "--out", str(tmp_path / "out")]
+    (tmp_path / "scripts").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        main([*flags, "--before", "abc", str(tmp_path)])
+    assert f"{tmp_path} has no scripts/bench_peers.py" in capsys.readouterr().err
+    (tmp_path / "scripts/bench_peers.py").touch()
+
+    for commit in ("abc", "abd"):
+        assert main([*flags, "--before", commit, str(tmp_path)]) == 0
+    assert main(flags) == 0
+
+    whole = [step.command for step in steps("h100", toy=True, out=tmp_path / "out")]
+    earlier = [command for command in commands if command not in whole]
+    assert [command[:4] for command in earlier] == [
+        ("-m", "scripts.gpu_before", commit, str(tmp_path)) for commit in ("abc", "abd")
+    ]
+    assert {"--device", "cuda", "h100", "ours-bfloat16", "ours-int8", "ours-int4"} < {*earlier[0]}
+    assert commands == [whole[0], earlier[0], *whole[1:], earlier[1], *whole]
+    names = [step.name for step in steps("h100", toy=True, out=tmp_path)]
+    assert [*told(tmp_path / "out")] == [*names, "before abd", "before abc"]  # the page keeps what was measured
+
+
+def test_wheels_of_another_time_go_and_the_machine_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def download(command: list[str], *, check: bool) -> None:
+        asked.extend(command)
+        for name in ("gguf-0.19.0-py3-none-any", "huggingface_hub-2.4.0-py3-none-any", "torch-2.13.0-cp312"):
+            (tmp_path / f"{name}.whl").write_bytes(b"12345")
+
+    monkeypatch.setattr(gpu_round, "WHEELS", tmp_path)
+    monkeypatch.setattr(subprocess, "run", download)
+    (tmp_path / "gguf-0.18.0-py3-none-any.whl").touch()
+
+    assert gpu_round.pack("3.12") == 5
+
+    assert [path.name for path in tmp_path.iterdir()] == ["gguf-0.19.0-py3-none-any.whl"]
+    names = {re.split("[>=]", word)[0] for word in asked}
+    assert {"gguf", "fastapi", "pytest-xdist", "httpx"} < names
+    assert (
+        names & {"torch", "numpy", "pillow", "sentencepiece", "safetensors", "huggingface_hub", "tokenizers"} == set()
+    )
 
 
 def test_without_such_a_gpu_nothing_is_measured(

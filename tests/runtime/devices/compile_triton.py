@@ -73,7 +73,7 @@ def compiled(capability: int, half: str) -> Iterator[tuple[str, int]]:
             flags = STEP if blocks.rows == 16 else MANY_ROWS
             yield product(capability, pointer, bits, weight, scale, blocks, flags)
     for bits in (8, 4) if capability >= HOPPER else ():
-        yield product(capability, pointer, bits, *stored[bits], LARGE.blocks[bits][-1], MANY_ROWS)
+        yield product(capability, pointer, bits, *stored[bits], LARGE.blocks[bits][-1], STEP)
     stored[4] = "*i32", "*i64"
     # They are to be measured on an H100, and until then nothing else uses them.
     for bits, (weight, scale) in stored.items() if capability >= HOPPER else ():

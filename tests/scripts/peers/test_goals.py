@@ -38,6 +38,7 @@ THEIRS = (row("one", 9.0), row("two", 10.0), row("one", 30.0, 5))
     [
         ([], ["2.00x", "- / -", "open", "-", "-"]),
         ([row("ours-int4", 25.0)], ["2.00x", "2.50x / -", "open", "ours-int4", "2026-11-27, abc"]),
+        ([row("ours-int4", 19.97)], ["2.00x", "1.99x / -", "**missed**", "ours-int4", "2026-11-27, abc"]),
         ([row("ours-int4", 15.0)], ["2.00x", "1.50x / -", "**missed**", "ours-int4", "2026-11-27, abc"]),
         (
             [row("ours-int4", 25.0), row("ours-int4", 60.0, 5, run="2026-11-28T10")],

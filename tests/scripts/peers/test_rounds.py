@@ -16,6 +16,7 @@ from llama_adapter.runtime.devices.triton_calls import TUNINGS, Tuning
 from scripts.bench_peers import load, main, save
 from scripts.common import ROOT
 from scripts.pages.render import render
+from scripts.peers import processes
 from scripts.peers.child import OPENERS, answer
 from scripts.peers.gpus import gpu_here
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
@@ -469,6 +470,33 @@ def test_a_task_on_a_gpu_uses_its_tuning_and_not_that_of_the_one_before(monkeypa
         answer(replace(TASK, engine=chosen_engines([name], "decode", "cuda")[0]))
 
     assert used == [TUNINGS[name] for name in ("proposed", "measured", "dependent", "measured")]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_vllm_has_the_memory_of_a_gpu_alone(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[str]()
+
+    class MadeUpChild:
+        def __init__(self, task: Task) -> None:
+            self._name = task.engine.program
+            seen.append(f"open {self._name}")
+
+        def answer(self, task: Task) -> Reply:
+            return Reply()
+
+        def close(self) -> None:
+            seen.append(f"close {self._name}")
+
+    monkeypatch.setattr(processes, "Child", MadeUpChild)
+    monkeypatch.setattr(processes, "find_spec", lambda name: is_there or None)
+    children = processes.Children()
+    for name in ("hf-bfloat16", "vllm-bfloat16", "hf-bfloat16"):
+        children(replace(TASK, engine=chosen_engines([name], "decode", "cuda")[0]))
+
+    others = (
+        ["close hf-dynamic", "open vllm", "close vllm", "open hf-dynamic"] if is_there else ["open vllm", "close vllm"]
+    )
+    assert seen == ["open hf-dynamic", *others]
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:

@@ -33,6 +33,9 @@ class MadeUpEngine:
         for name in names:
             del self.running[name]
 
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running)
+
     def step(self) -> list[Any]:
         self.num_steps += 1
         for tokens in self.running.values():
@@ -75,6 +78,15 @@ def test_rows_go_on_by_a_token_each_step(vllm: tuple[Vllm, MadeUpEngine]) -> Non
     assert len(engine.running) == 3
 
 
+def test_rows_that_have_ended_are_an_error(vllm: tuple[Vllm, MadeUpEngine]) -> None:
+    ours, engine = vllm
+    ours.prefill([[7, 1]])
+    engine.running.clear()
+
+    with pytest.raises(RuntimeError, match="ended all rows before token 2"):
+        ours.step([0], 2)
+
+
 def test_it_is_measured_as_the_others(vllm: tuple[Vllm, MadeUpEngine]) -> None:
     ours, engine = vllm
     rungs = [("prefill", 2), ("decode", 2), ("decode", 5)]
@@ -88,5 +100,5 @@ def test_it_is_measured_as_the_others(vllm: tuple[Vllm, MadeUpEngine]) -> None:
 def test_without_the_package_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
 
-    with pytest.raises(MissingPackage, match="vllm cannot be imported"):
+    with pytest.raises(MissingPackage, match=r"vllm cannot be imported .*: install a vllm for this torch"):
         Vllm(Path("folder"), num_rows=1, dtype="bfloat16")
