@@ -164,7 +164,8 @@ def _sentencepiece(keys: _Keys, ids: Mapping[str, int]) -> dict[str, Any]:
     before: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}]
     after: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}]
     after += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if keys.get("add_space_prefix") is not False and not is_gemma:  # Ollama's files of Gemma do not say so
+    prefixed = keys.get("add_space_prefix")
+    if prefixed or (prefixed is None and not is_gemma):  # Ollama's files of Gemma do not say so
         before.insert(0, {"type": "Prepend", "prepend": _BLANK})
         after.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {

@@ -48,6 +48,10 @@ def _rotates_smollm3(entries: Entries, layer: int) -> bool:
     return bool(given[layer]) if given else (layer + 1) % entries["no_rope_layer_interval"] != 0
 
 
+def _slides_in_turn(entries: Entries, layer: int) -> bool:
+    return (layer + 1) % entries["sliding_window_pattern"] != 0
+
+
 def _slides_qwen(entries: Entries, layer: int) -> bool:
     return layer in range(entries["max_window_layers"], entries["num_hidden_layers"])
 
@@ -159,9 +163,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "max_position_embeddings": 8192,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2,
         },
         switches={"norms": "both"},
-        slides=lambda entries, layer: (layer + 1) % 2 != 0,
+        slides=_slides_in_turn,
         folds=_fold_gemma,
     ),
     "gemma3_text": Family(
@@ -175,7 +180,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         switches={"norms": "both", "qk_norm": "head"},
         theta=1000000.0,
         local_theta=10000.0,
-        slides=lambda entries, layer: (layer + 1) % entries["sliding_window_pattern"] != 0,
+        slides=_slides_in_turn,
         folds=_fold_gemma,
     ),
     "phi3": Family(
@@ -192,11 +197,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "olmo2": Family(defaults=_OLMO, switches=_NORMS_OF_OLMO),
     "olmo3": Family(
-        defaults=_OLMO | {"sliding_window": 4096, "layer_types": ()},
+        defaults=_OLMO | {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": ()},
         switches=_NORMS_OF_OLMO,
         theta=500000.0,
         local_theta=0.0,  # the scaling is not that of windows
-        slides=lambda entries, layer: (layer + 1) % 4 != 0,
+        slides=_slides_in_turn,
     ),
     "granite": Family(
         defaults=_LLAMA
@@ -403,16 +408,19 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
     nested = [spelled["rope_parameters"]]
     if isinstance(nested[0], dict) and nested[0].keys() & {"full_attention", "sliding_attention"}:
         nested = [nested[0].get(name) or {} for name in ("full_attention", "sliding_attention")]
-    elif family.local_theta is not None:
-        nested = [{}, {}]
+    elif family.local_theta is not None:  # flat ones are those of layers that see everything
+        nested.append({})
     if not all(isinstance(one, dict) for one in (*nested, spelled["rope_scaling"])):
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)
     if spelled["rope_scaling"]:
         nested[0] = spelled["rope_scaling"] if len(nested) == 1 else nested[0] | spelled["rope_scaling"]
-    defaults = {"rope_theta": family.theta, "partial_rotary_factor": 1.0, "rope_local_base_freq": family.local_theta}
+    defaults = {
+        "rope_theta": spelled["rope_parameters"].get("rope_theta") or family.theta,
+        "partial_rotary_factor": 1.0,
+    }
     top = {name: default if config.get(name) is None else config[name] for name, default in defaults.items()}
-    local_theta = top.pop("rope_local_base_freq")
-    bases = (top["rope_theta"], local_theta if family.local_theta else top["rope_theta"])
+    local_theta = config.get("rope_local_base_freq")
+    bases = (top["rope_theta"], (family.local_theta or top["rope_theta"]) if local_theta is None else local_theta)
     given = [{name: value for name, value in one.items() if value is not None} for one in nested]
     return tuple(
         _rotary({**top, "rope_theta": base, **one}, entries, path=path) for one, base in zip(given, bases, strict=False)

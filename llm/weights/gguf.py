@@ -174,15 +174,15 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
         config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     for entry, name in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_down")):
         config[entry] = f"blk.0.{name}.bias" in file.tensors
-    if not config.get("sliding_window"):
-        config |= {"sliding_window": None, "sliding_window_pattern": 1}
-    else:
-        config["model_type"] = _WITH_WINDOWS.get(keys.architecture, config["model_type"])
     pattern = keys.get(_PATTERN)
-    if isinstance(pattern, np.ndarray):
+    if not config.get("sliding_window", keys.architecture == "gemma2"):  # where a file without the key has windows
+        config |= {"sliding_window": None, "sliding_window_pattern": 1}
+    elif isinstance(pattern, np.ndarray):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]
     elif pattern is not None:
         config["sliding_window_pattern"] = pattern
+    if config.get("sliding_window"):
+        config["model_type"] = _WITH_WINDOWS.get(keys.architecture, config["model_type"])
     original = keys.get("rope.scaling.original_context_length") or config.get("max_position_embeddings")
     scaling = _scaling(keys, file)
     if scaling is not None:
@@ -217,7 +217,10 @@ def _scaling(keys: _Keys, file: GgufFile) -> dict[str, Any] | None:
         lists = {"short_factor": divisors[0], "long_factor": divisors[-1]}
         return {"rope_type": "longrope", "factor": factor, "attention_factor": attention, **lists}
     if kind == "yarn":
-        betas = {name: keys.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        spelled = [
+            (name, f"rope.scaling.{yarn}{name}") for yarn in ("", "yarn_") for name in ("beta_fast", "beta_slow")
+        ]
+        betas = {name: value for name, key in spelled if (value := keys.get(key)) is not None}  # Ollama's lack `yarn_`
         return {"rope_type": kind, "factor": factor, **betas}
     if kind in ("linear", None) and factor not in (None, 1):
         return {"rope_type": "linear", "factor": factor}
