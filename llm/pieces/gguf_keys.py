@@ -45,8 +45,27 @@ _ENDS: Final = (
 _UNSTRIPPED: Final = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3, whose other tokens take the white space after them
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the kind `llama` states none
-_NO_MODELS: Final = {"adapter": "a LoRA (adapter)", "imatrix": "an importance matrix"}
+# Kinds of files without a language model, and what to do about each.
+_NO_MODELS: Final = {
+    "mmproj": (
+        "a picture tower (mmproj)",
+        "name the file of a model for texts; one that sees pictures is a folder in Hugging Face's format",
+    ),
+    "adapter": (
+        "a LoRA (adapter)",
+        "name the folder of PEFT that it was made from as --lora, and the model that it changes as --llama-dir",
+    ),
+    "imatrix": ("an importance matrix", "name the file of a model, which was quantised with it"),
+}
 _HINT: Final = "convert the model again, or pass a folder in Hugging Face's format with its `tokenizer.json`"
+
+
+def check_kind(keys: Mapping[str, Any], *, name: str) -> None:
+    """Raise CheckpointError for the keys of a GGUF file without a language model."""
+    kind = "mmproj" if keys.get("general.architecture") == "clip" else str(keys.get("general.type"))
+    if kind in _NO_MODELS:
+        what, hint = _NO_MODELS[kind]
+        raise CheckpointError(f"`{name}` is {what}, which is not read here", hint=hint)
 
 
 def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, TokenizerSettings]:
@@ -54,12 +73,7 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
 
     Raises CheckpointError for missing or contradicting keys, and for kinds of tokenizers that are not known.
     """
-    is_tower = keys.get("general.architecture") == "clip"
-    if what := "a picture tower (mmproj)" if is_tower else _NO_MODELS.get(str(keys.get("general.type"))):
-        raise CheckpointError(
-            f"`{name}` is {what}, which is not read here",
-            hint="name the file of a model for texts; one that sees pictures is a folder in Hugging Face's format",
-        )
+    check_kind(keys, name=name)
     found = _Keys(keys, name)
     tokens, types, kind = found.tokens, found.types, found.text("model")
     ids = {token: number for number, token in enumerate(tokens)}

@@ -347,9 +347,10 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
+    stated = "use_bidirectional_attention" if config.get("use_bidirectional_attention") else "is_causal"
+    if stated != "is_causal" or config.get(stated) is False:
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones, so it cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones ({stated}), so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])

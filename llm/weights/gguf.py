@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.pieces.gguf_keys import check_kind
 from llama_adapter.llm.weights.families import describe, family_of, read_entries
 from llama_adapter.llm.weights.folds import folded
 from llama_adapter.llm.weights.names import (
@@ -98,6 +99,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
     """
     place = Path(path)
     file = read_gguf(place)
+    check_kind(file.keys, name=str(place))
     keys = _Keys(file, str(place))
     config = _configuration(keys, file)
     family = family_of(config, folder=place)
@@ -105,7 +107,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
     of_heads = _of_heads(keys, entries)
     config, entries = config | of_heads, entries | of_heads
     tensors = {name: SplitTensor((tensor,)) for name, tensor in _renamed(file).items()}
-    check_layers(list(tensors), entries["num_hidden_layers"], config=place)
+    check_layers(tensors, entries["num_hidden_layers"], prefix="layers.", stored=file.tensors, config=place)
     described = describe(config, entries, family, path=place)
     tensors = _separated(tensors, described.config)
     if entries["tie_word_embeddings"] and "tok_embeddings.weight" in tensors:
@@ -175,7 +177,7 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
     for entry, name in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_down")):
         config[entry] = f"blk.0.{name}.bias" in file.tensors
     pattern = keys.get(_PATTERN)
-    if not config.get("sliding_window", keys.architecture == "gemma2"):  # where a file without the key has windows
+    if not config.get("sliding_window", keys.architecture == "gemma2"):  # a Gemma 2 without the key has windows
         config |= {"sliding_window": None, "sliding_window_pattern": 1}
     elif isinstance(pattern, np.ndarray):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]

@@ -24,6 +24,7 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.pieces.folder import TokenizerSettings
 from llama_adapter.llm.pieces.gguf_keys import keys_to_json
+from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
@@ -143,11 +144,15 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ),
     ({"embedding_length": [64, 32]}, {}, r"differ \(phi3.embedding_length\)"),
     ({}, {"rope_factors_long.weight": np.ones(2, np.float32)}, "lacks the tensor `rope_factors_short.weight`"),
-    ({}, {}, "says 2 layers, the weights beside it have 0; they have `w`"),
+    (
+        {},
+        {"output_norm.weight": np.ones(64, np.float32)},
+        "weights beside it have 0; they have `w`, `output_norm.weight`",
+    ),
     (
         {"attention.causal": False},
         {f"blk.{layer}.attn_norm.weight": np.ones(64, np.float32) for layer in range(2)},
-        "attend to later ones",
+        r"attend to later ones \(is_causal\)",
     ),
 )
 
@@ -186,7 +191,7 @@ def trained_model() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "mellum", "smollm", "llama-bpe", "falcon3", "midm-2.0", "qwen2", "gpt-4o", "tekken"]
+    "pre", ["gpt-2", "mellum", "a.x-4.0", "smollm", "llama-bpe", "falcon3", "midm-2.0", "qwen2", "gpt-4o", "tekken"]
 )
 def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     model = trained_model()
@@ -275,16 +280,21 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("architecture", "kind", "message", "hint"),
     [
-        ({"general.architecture": "clip", "general.type": "mmproj"}, "is a picture tower"),
-        ({"general.architecture": "llama", "general.type": "adapter"}, "is a LoRA"),
-        ({"general.architecture": "imatrix", "general.type": "imatrix"}, "is an importance matrix"),
+        ("clip", "mmproj", "is a picture tower", "one that sees pictures is a folder"),
+        ("clip", "model", "is a picture tower", "one that sees pictures is a folder"),  # of older converters
+        ("llama", "adapter", "is a LoRA", "as --lora, and the model that it changes as --llama-dir"),
+        ("imatrix", "imatrix", "is an importance matrix", "name the file of a model"),
     ],
 )
-def test_a_file_without_a_model_is_named(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        keys_to_json(keys, name="m.gguf")
+def test_a_file_without_a_model_is_named(architecture: str, kind: str, message: str, hint: str, tmp_path: Path) -> None:
+    keys = {"general.architecture": architecture, "general.type": kind}
+    path = write_gguf(tmp_path / "m.gguf", keys, {"w": np.ones(3, np.float32)})
+    for opened in (open_gguf, Tokenizer.load):  # both say the same
+        with pytest.raises(CheckpointError, match=message) as error:
+            opened(path)
+        assert hint in error.value.hint
 
 
 # Models of `CASES` in test_sources_of_families.py that GGUF files can describe, and entries in which they differ.
