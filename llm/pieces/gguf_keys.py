@@ -49,12 +49,9 @@ _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the ki
 _NO_MODELS: Final = {
     "mmproj": (
         "a picture tower (mmproj)",
-        "name the file of a model for texts; one that sees pictures is a folder in Hugging Face's format",
+        "name a model for texts; those that see are folders in Hugging Face's format",
     ),
-    "adapter": (
-        "a LoRA (adapter)",
-        "name the folder of PEFT that it was made from as --lora, and the model that it changes as --llama-dir",
-    ),
+    "adapter": ("a LoRA (adapter)", "name PEFT's folder of it as --lora, and the model that it changes as --llama-dir"),
     "imatrix": ("an importance matrix", "name the file of a model, which was quantised with it"),
 }
 _HINT: Final = "convert the model again, or pass a folder in Hugging Face's format with its `tokenizer.json`"

@@ -48,8 +48,9 @@ def _rotates_smollm3(entries: Entries, layer: int) -> bool:
     return bool(given[layer]) if given else (layer + 1) % entries["no_rope_layer_interval"] != 0
 
 
-def _slides_in_turn(entries: Entries, layer: int) -> bool:
-    return (layer + 1) % entries["sliding_window_pattern"] != 0
+def _slides(entries: Entries, layer: int) -> bool:
+    every = entries.get("sliding_window_pattern")  # the last layer of each group of so many sees everything
+    return every is None or (layer + 1) % every != 0
 
 
 def _slides_qwen(entries: Entries, layer: int) -> bool:
@@ -65,7 +66,7 @@ class Family:
     theta: float = 10000.0
     local_theta: float | None = None  # of windows, if they have their own rotary embedding; 0: the others' theta
     biased: tuple[str, ...] = ()  # matrices that always have a bias
-    slides: Callable[[Entries, int], bool] = lambda entries, layer: True  # whether a layer has the sliding window
+    slides: Callable[[Entries, int], bool] = _slides  # whether a layer has the sliding window
     rotates: Callable[[Entries, int], bool] = lambda entries, layer: True
     folds: Callable[[Entries, DecoderConfig], Folds] = lambda entries, config: Folds()
     has_meta_names: bool = False  # names of tensors are Meta's, behind `model.`
@@ -166,7 +167,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "sliding_window_pattern": 2,
         },
         switches={"norms": "both"},
-        slides=_slides_in_turn,
         folds=_fold_gemma,
     ),
     "gemma3_text": Family(
@@ -180,7 +180,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         switches={"norms": "both", "qk_norm": "head"},
         theta=1000000.0,
         local_theta=10000.0,
-        slides=_slides_in_turn,
         folds=_fold_gemma,
     ),
     "phi3": Family(
@@ -201,7 +200,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         switches=_NORMS_OF_OLMO,
         theta=500000.0,
         local_theta=0.0,  # the scaling is not that of windows
-        slides=_slides_in_turn,
     ),
     "granite": Family(
         defaults=_LLAMA
@@ -415,10 +413,8 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)
     if spelled["rope_scaling"]:
         nested[0] = spelled["rope_scaling"] if len(nested) == 1 else nested[0] | spelled["rope_scaling"]
-    defaults = {
-        "rope_theta": spelled["rope_parameters"].get("rope_theta") or family.theta,
-        "partial_rotary_factor": 1.0,
-    }
+    theta = spelled["rope_parameters"].get("rope_theta") or family.theta
+    defaults = {"rope_theta": theta, "partial_rotary_factor": 1.0}
     top = {name: default if config.get(name) is None else config[name] for name, default in defaults.items()}
     local_theta = config.get("rope_local_base_freq")
     bases = (top["rope_theta"], (family.local_theta or top["rope_theta"]) if local_theta is None else local_theta)

@@ -107,7 +107,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
     of_heads = _of_heads(keys, entries)
     config, entries = config | of_heads, entries | of_heads
     tensors = {name: SplitTensor((tensor,)) for name, tensor in _renamed(file).items()}
-    check_layers(tensors, entries["num_hidden_layers"], prefix="layers.", stored=file.tensors, config=place)
+    check_layers(file.tensors, entries["num_hidden_layers"], prefix="blk.", config=place)
     described = describe(config, entries, family, path=place)
     tensors = _separated(tensors, described.config)
     if entries["tie_word_embeddings"] and "tok_embeddings.weight" in tensors:
@@ -219,10 +219,8 @@ def _scaling(keys: _Keys, file: GgufFile) -> dict[str, Any] | None:
         lists = {"short_factor": divisors[0], "long_factor": divisors[-1]}
         return {"rope_type": "longrope", "factor": factor, "attention_factor": attention, **lists}
     if kind == "yarn":
-        spelled = [
-            (name, f"rope.scaling.{yarn}{name}") for yarn in ("", "yarn_") for name in ("beta_fast", "beta_slow")
-        ]
-        betas = {name: value for name, key in spelled if (value := keys.get(key)) is not None}  # Ollama's lack `yarn_`
+        spelled = {name: (f"rope.scaling.yarn_{name}", f"rope.scaling.{name}") for name in ("beta_fast", "beta_slow")}
+        betas = {name: keys.get(usual) or keys.get(ollamas) for name, (usual, ollamas) in spelled.items()}
         return {"rope_type": kind, "factor": factor, **betas}
     if kind in ("linear", None) and factor not in (None, 1):
         return {"rope_type": "linear", "factor": factor}

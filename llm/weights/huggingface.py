@@ -60,10 +60,8 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
     entries = read_entries(config, family, path=path)
     files = weight_files(place)
     by_key: dict[str, Tensor] = {}
-    stored: list[str] = []
     for file in files:
         tensors = read_tensor_file(file).tensors
-        stored += tensors
         if part is not None:
             tensors = _part_tensors(tensors, file=file)
         check_dense(tensors, what=f"`{file}`")
@@ -77,9 +75,11 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
             "`model.language_model.`, `language_model.model.` or `model.text_model.`",
             hint="save the model again with transformers, or pass the folder of the LLaMA alone",
         )
-    if "embed_tokens.weight" in by_key:  # saved without its head, which is the embedding
+    is_bare = "embed_tokens.weight" in by_key  # saved without its head, which is the embedding
+    prefix = "layers." if is_bare else "model.layers."
+    check_layers(by_key, entries["num_hidden_layers"], prefix=prefix, config=path)
+    if is_bare:
         by_key = {key if key.startswith("lm_head.") else f"model.{key}": tensor for key, tensor in by_key.items()}
-    check_layers(by_key, entries["num_hidden_layers"], prefix="model.layers.", stored=stored, config=path)
     described = describe(config, entries, family, path=path)
     renamed = _rename(by_key, family, described.config, what=f"LLaMA in `{place}` does not fit its config.json")
     if entries["tie_word_embeddings"]:

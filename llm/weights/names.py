@@ -184,16 +184,11 @@ def to_meta_order(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
     return meta_order(rows, getattr(config, ROTATED[name])) if name in ROTATED else rows
 
 
-def check_layers(
-    found: Collection[str], num_layers: int, *, prefix: str, stored: Collection[str], config: Path
-) -> None:
-    """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`.
-
-    `prefix` is before a layer's number, and `stored` are the names in the files.
-    """
+def check_layers(found: Collection[str], num_layers: int, *, prefix: str, config: Path) -> None:
+    """Raise CheckpointError unless names with a number after `prefix` have `num_layers` layers, as `config` says."""
     layers = count_blocks(found, prefix, what=f"The weights beside `{config}`")
     if layers != num_layers:
-        others = "" if layers else f"; they have {list_keys([*stored]) or 'no tensors'}"
+        others = "" if layers else f"; they have {list_keys([*found]) or 'no tensors'}"
         cause = "they come from LLaMAs of different sizes" if layers else "a program has changed the tensors' names"
         raise CheckpointError(
             f"`{config}` says {num_layers} layers, the weights beside it have {layers}{others}",

@@ -282,9 +282,9 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
 @pytest.mark.parametrize(
     ("architecture", "kind", "message", "hint"),
     [
-        ("clip", "mmproj", "is a picture tower", "one that sees pictures is a folder"),
-        ("clip", "model", "is a picture tower", "one that sees pictures is a folder"),  # of older converters
-        ("llama", "adapter", "is a LoRA", "as --lora, and the model that it changes as --llama-dir"),
+        ("clip", "mmproj", "is a picture tower", "those that see are folders"),
+        ("clip", "model", "is a picture tower", "those that see are folders"),  # of older converters
+        ("llama", "adapter", "is a LoRA", "as --lora, and the model"),
         ("imatrix", "imatrix", "is an importance matrix", "name the file of a model"),
     ],
 )
