@@ -47,10 +47,7 @@ _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token",
 _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the kind `llama` states none
 # Kinds of files without a language model, and what to do about each.
 _NO_MODELS: Final = {
-    "mmproj": (
-        "a picture tower (mmproj)",
-        "name a model for texts; those that see are folders in Hugging Face's format",
-    ),
+    "mmproj": ("a picture tower (mmproj)", "name a text model; those that see are folders in Hugging Face's format"),
     "adapter": ("a LoRA (adapter)", "name PEFT's folder of it as --lora, and the model that it changes as --llama-dir"),
     "imatrix": ("an importance matrix", "name the file of a model, which was quantised with it"),
 }

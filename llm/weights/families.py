@@ -413,14 +413,13 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)
     if spelled["rope_scaling"]:
         nested[0] = spelled["rope_scaling"] if len(nested) == 1 else nested[0] | spelled["rope_scaling"]
-    theta = spelled["rope_parameters"].get("rope_theta") or family.theta
-    defaults = {"rope_theta": theta, "partial_rotary_factor": 1.0}
-    top = {name: default if config.get(name) is None else config[name] for name, default in defaults.items()}
-    local_theta = config.get("rope_local_base_freq")
-    bases = (top["rope_theta"], (family.local_theta or top["rope_theta"]) if local_theta is None else local_theta)
-    given = [{name: value for name, value in one.items() if value is not None} for one in nested]
+    flat_theta = spelled["rope_parameters"].get("rope_theta")
+    top, *given = ({name: value for name, value in one.items() if value is not None} for one in (config, *nested))
+    theta, share = top.get("rope_theta", flat_theta or family.theta), top.get("partial_rotary_factor", 1.0)
+    bases = (theta, top.get("rope_local_base_freq", family.local_theta or theta))
     return tuple(
-        _rotary({**top, "rope_theta": base, **one}, entries, path=path) for one, base in zip(given, bases, strict=False)
+        _rotary({"partial_rotary_factor": share, "rope_theta": base, **one}, entries, path=path)
+        for one, base in zip(given, bases, strict=False)
     )
 
 
@@ -439,8 +438,7 @@ def _rotary(values: Entries, entries: Entries, *, path: Path) -> Rotary:
     if kind != "default":
         settings |= {ours: values[theirs] for theirs, ours in _ROPE_ENTRIES.items() if theirs in values}
         settings |= {"scaling": kind, "longest_context": context, "original_context": context}
-    lists = [name for name in ("short_factor", "long_factor") if name in values]
-    if wrong := [name for name in lists if not _are_numbers(values[name])]:
+    if wrong := [name for name in ("short_factor", "long_factor") if not _are_numbers(values.get(name, []))]:
         raise CheckpointError(f"`{path}` has a value of another kind for {list_keys(wrong)}", hint=MEANING)
     if kind in ("llama3", "yarn", "longrope"):
         settings["original_context"] = original or values.get("original_max_position_embeddings", context)

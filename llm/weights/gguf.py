@@ -171,7 +171,8 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
     config = {"rope_theta": 10000.0, "num_key_value_heads": heads} | config
     if "head_dim" not in config and type(heads) is type(width) is int and heads > 0:
         config["head_dim"] = width // heads
-    config |= {"model_type": _FAMILIES[keys.architecture], "tie_word_embeddings": "output.weight" not in file.tensors}
+    families = _FAMILIES | (_WITH_WINDOWS if config.get("sliding_window") else {})
+    config |= {"model_type": families[keys.architecture], "tie_word_embeddings": "output.weight" not in file.tensors}
     if "token_embd.weight" in file.tensors:
         config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     for entry, name in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_down")):
@@ -183,8 +184,6 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]
     elif pattern is not None:
         config["sliding_window_pattern"] = pattern
-    if config.get("sliding_window"):
-        config["model_type"] = _WITH_WINDOWS.get(keys.architecture, config["model_type"])
     original = keys.get("rope.scaling.original_context_length") or config.get("max_position_embeddings")
     scaling = _scaling(keys, file)
     if scaling is not None:
