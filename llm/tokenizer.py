@@ -198,17 +198,13 @@ class Tokenizer:
         there is no prompt, `text` is encoded alone, without the space that SentencePiece puts before a text.
         `is_inner`: the prompt follows a special token.
         """
-        if prompt is not None:
-            alone = self.encode_run(prompt, is_inner=is_inner) if prompt else []
-            joint = self.encode_run(prompt + text, is_inner=is_inner)
+        line_feed = ("\n", False)  # a byte piece in LLaMA's vocabulary, so no piece spans it
+        for before, inner in (line_feed,) if prompt is None else ((prompt, is_inner), line_feed):
+            alone = self.encode_run(before, is_inner=inner) if before else []
+            joint = self.encode_run(before + text, is_inner=inner)
             if joint[: len(alone)] == alone:
                 return joint[len(alone) :]
-        # A line feed is a byte piece in LLaMA's vocabulary, so no piece spans it.
-        border = self.encode("\n", bos=False)
-        joint = self.encode("\n" + text, bos=False)
-        if joint[: len(border)] == border:
-            return joint[len(border) :]
-        return self.encode(text, bos=False)
+        return self.encode_run(text)
 
     def check(self, ids: Sequence[int]) -> None:
         """Raise ValueError for an id outside the vocabulary."""
@@ -272,9 +268,11 @@ class IncrementalDetokenizer:
         if content is not None:
             return self._emit(self._bytes.decode(content))
         before = self._bytes.decode(b"", final=True)
-        if before:
-            self._started = True
-        return self._emit(before + self._piece_text(piece_id))
+        if self._started or before:
+            return self._emit(before + self._pieces.text_inside(piece_id))
+        text = self._pieces.decode([*self._silent, piece_id])
+        self._silent.append(piece_id)
+        return self._emit(text)
 
     def peek(self, piece_id: int) -> str:
         """What `push` would add, without adding it; the name of a piece that adds no text, such as </s>."""
@@ -296,10 +294,3 @@ class IncrementalDetokenizer:
             self._started = True
             self._silent.clear()
         return text
-
-    def _piece_text(self, piece_id: int) -> str:
-        if not self._started:
-            text = self._pieces.decode([*self._silent, piece_id])
-            self._silent.append(piece_id)
-            return text
-        return self._pieces.text_inside(piece_id)

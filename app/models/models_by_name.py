@@ -8,7 +8,7 @@ from typing import Any, Literal
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.errors import UsageError
-from llama_adapter.runtime.tensor_files.gguf_names import is_gguf
+from llama_adapter.runtime.tensor_files.gguf_names import WEIGHT_FILES, is_gguf
 
 LlamaForm = Literal["meta", "huggingface", "mindspore", "gguf", "bundle"]
 
@@ -97,7 +97,8 @@ def form_of(folder: Path) -> LlamaForm | None:
     if has_meta and (not has_huggingface or any(folder.glob("consolidated.*.pth"))):
         return "meta"
     has_gguf = any(folder.glob("*.gguf"))  # many come with the config.json of the model that they were made from
-    if has_huggingface and not (has_gguf and not any((*folder.glob("*.safetensors"), *folder.glob("*.bin")))):
+    has_weights = any((folder / (name + end)).exists() for name in WEIGHT_FILES for end in ("", ".index.json"))
+    if has_huggingface and (has_weights or not has_gguf):
         return "huggingface"
     return "mindspore" if any(folder.glob("*.ckpt")) else "gguf" if has_gguf else None
 

@@ -45,8 +45,21 @@ _ENDS: Final = (
 _UNSTRIPPED: Final = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3, whose other tokens take the white space after them
 _NAMED: Final = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _LLAMA_IDS: Final = {"bos": 1, "eos": 2, "unknown": 0}  # where a file of the kind `llama` states none
-_NO_MODELS: Final = {"adapter": "a LoRA (adapter)", "imatrix": "an importance matrix"}
+# Kinds of files without a language model, and what to do about each.
+_NO_MODELS: Final = {
+    "mmproj": ("a picture tower (mmproj)", "name a text model; those that see are folders in Hugging Face's format"),
+    "adapter": ("a LoRA (adapter)", "name PEFT's folder of it as --lora, and the model that it changes as --llama-dir"),
+    "imatrix": ("an importance matrix", "name the file of a model, which was quantised with it"),
+}
 _HINT: Final = "convert the model again, or pass a folder in Hugging Face's format with its `tokenizer.json`"
+
+
+def check_kind(keys: Mapping[str, Any], *, name: str) -> None:
+    """Raise CheckpointError for the keys of a GGUF file without a language model."""
+    kind = "mmproj" if keys.get("general.architecture") == "clip" else str(keys.get("general.type"))
+    if kind in _NO_MODELS:
+        what, hint = _NO_MODELS[kind]
+        raise CheckpointError(f"`{name}` is {what}, which is not read here", hint=hint)
 
 
 def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, TokenizerSettings]:
@@ -54,12 +67,7 @@ def keys_to_json(keys: Mapping[str, Any], *, name: str) -> tuple[bytes, Tokenize
 
     Raises CheckpointError for missing or contradicting keys, and for kinds of tokenizers that are not known.
     """
-    is_tower = keys.get("general.architecture") == "clip"
-    if what := "a picture tower (mmproj)" if is_tower else _NO_MODELS.get(str(keys.get("general.type"))):
-        raise CheckpointError(
-            f"`{name}` is {what}, which is not read here",
-            hint="name the file of a model for texts; one that sees pictures is a folder in Hugging Face's format",
-        )
+    check_kind(keys, name=name)
     found = _Keys(keys, name)
     tokens, types, kind = found.tokens, found.types, found.text("model")
     ids = {token: number for number, token in enumerate(tokens)}
@@ -164,7 +172,8 @@ def _sentencepiece(keys: _Keys, ids: Mapping[str, int]) -> dict[str, Any]:
     before: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": " "}, "content": _BLANK}]
     after: list[dict[str, Any]] = [{"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}]
     after += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if keys.get("add_space_prefix") is not False and not is_gemma:  # Ollama's files of Gemma do not say so
+    prefixed = keys.get("add_space_prefix")
+    if prefixed or (prefixed is None and not is_gemma):  # Ollama's files of Gemma do not say so
         before.insert(0, {"type": "Prepend", "prepend": _BLANK})
         after.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     return {

@@ -253,7 +253,9 @@ def _wanted(adapter: AdapterFile, config: DecoderConfig) -> dict[str, Shape]:
     # The trainer of chat adapters does not train the last norm.
     has_norm = "norm.weight" in found or (has_layer_norms and not adapter.is_chat)
     has_layer_norms = has_layer_norms or (has_norm and not adapter.is_chat)
-    rank = _rank(found)
+    # Read from a tensor: the public extraction script always writes 16 into the config.
+    factors = (tensor for name, tensor in found.items() if re.search(r"\.lora_\w+_l1\.weight$", name))
+    rank = next((int(tensor.shape[0]) for tensor in factors if tensor.ndim), 0)
     wanted: dict[str, Shape] = {}
     matrices, norms = matrix_shapes(config), norm_shapes(config)
     for layer in range(config.num_layers):
@@ -283,9 +285,3 @@ def lora_names(matrix: str) -> tuple[str, str]:
     """Names of the two low-rank factors of a matrix such as `layers.N.attention.wq`."""
     head, _, name = matrix.rpartition(".")
     return f"{head}.lora_{name}_l1.weight", f"{head}.lora_{name}_l2.weight"
-
-
-def _rank(found: Mapping[str, Tensor]) -> int:
-    # Read from a tensor: the public extraction script always writes 16 into the config.
-    factors = (tensor for name, tensor in found.items() if re.search(r"\.lora_\w+_l1\.weight$", name))
-    return next((int(tensor.shape[0]) for tensor in factors if tensor.ndim), 0)

@@ -48,6 +48,11 @@ def _rotates_smollm3(entries: Entries, layer: int) -> bool:
     return bool(given[layer]) if given else (layer + 1) % entries["no_rope_layer_interval"] != 0
 
 
+def _slides(entries: Entries, layer: int) -> bool:
+    every = entries.get("sliding_window_pattern")  # the last layer of each group of so many sees everything
+    return every is None or (layer + 1) % every != 0
+
+
 def _slides_qwen(entries: Entries, layer: int) -> bool:
     return layer in range(entries["max_window_layers"], entries["num_hidden_layers"])
 
@@ -61,7 +66,7 @@ class Family:
     theta: float = 10000.0
     local_theta: float | None = None  # of windows, if they have their own rotary embedding; 0: the others' theta
     biased: tuple[str, ...] = ()  # matrices that always have a bias
-    slides: Callable[[Entries, int], bool] = lambda entries, layer: True  # whether a layer has the sliding window
+    slides: Callable[[Entries, int], bool] = _slides  # whether a layer has the sliding window
     rotates: Callable[[Entries, int], bool] = lambda entries, layer: True
     folds: Callable[[Entries, DecoderConfig], Folds] = lambda entries, config: Folds()
     has_meta_names: bool = False  # names of tensors are Meta's, behind `model.`
@@ -159,9 +164,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "max_position_embeddings": 8192,
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
+            "sliding_window_pattern": 2,
         },
         switches={"norms": "both"},
-        slides=lambda entries, layer: (layer + 1) % 2 != 0,
         folds=_fold_gemma,
     ),
     "gemma3_text": Family(
@@ -175,7 +180,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         switches={"norms": "both", "qk_norm": "head"},
         theta=1000000.0,
         local_theta=10000.0,
-        slides=lambda entries, layer: (layer + 1) % entries["sliding_window_pattern"] != 0,
         folds=_fold_gemma,
     ),
     "phi3": Family(
@@ -192,11 +196,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "olmo2": Family(defaults=_OLMO, switches=_NORMS_OF_OLMO),
     "olmo3": Family(
-        defaults=_OLMO | {"sliding_window": 4096, "layer_types": ()},
+        defaults=_OLMO | {"sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": ()},
         switches=_NORMS_OF_OLMO,
         theta=500000.0,
         local_theta=0.0,  # the scaling is not that of windows
-        slides=lambda entries, layer: (layer + 1) % 4 != 0,
     ),
     "granite": Family(
         defaults=_LLAMA
@@ -342,9 +345,10 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
+    stated = "use_bidirectional_attention" if config.get("use_bidirectional_attention") else "is_causal"
+    if stated != "is_causal" or config.get(stated) is False:
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones, so it cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones ({stated}), so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])
@@ -403,19 +407,19 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
     nested = [spelled["rope_parameters"]]
     if isinstance(nested[0], dict) and nested[0].keys() & {"full_attention", "sliding_attention"}:
         nested = [nested[0].get(name) or {} for name in ("full_attention", "sliding_attention")]
-    elif family.local_theta is not None:
-        nested = [{}, {}]
+    elif family.local_theta is not None:  # flat ones are those of layers that see everything
+        nested.append({})
     if not all(isinstance(one, dict) for one in (*nested, spelled["rope_scaling"])):
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)
     if spelled["rope_scaling"]:
         nested[0] = spelled["rope_scaling"] if len(nested) == 1 else nested[0] | spelled["rope_scaling"]
-    defaults = {"rope_theta": family.theta, "partial_rotary_factor": 1.0, "rope_local_base_freq": family.local_theta}
-    top = {name: default if config.get(name) is None else config[name] for name, default in defaults.items()}
-    local_theta = top.pop("rope_local_base_freq")
-    bases = (top["rope_theta"], local_theta if family.local_theta else top["rope_theta"])
-    given = [{name: value for name, value in one.items() if value is not None} for one in nested]
+    flat_theta = spelled["rope_parameters"].get("rope_theta")
+    top, *given = ({name: value for name, value in one.items() if value is not None} for one in (config, *nested))
+    theta, share = top.get("rope_theta", flat_theta or family.theta), top.get("partial_rotary_factor", 1.0)
+    bases = (theta, top.get("rope_local_base_freq", family.local_theta or theta))
     return tuple(
-        _rotary({**top, "rope_theta": base, **one}, entries, path=path) for one, base in zip(given, bases, strict=False)
+        _rotary({"partial_rotary_factor": share, "rope_theta": base, **one}, entries, path=path)
+        for one, base in zip(given, bases, strict=False)
     )
 
 
@@ -434,8 +438,7 @@ def _rotary(values: Entries, entries: Entries, *, path: Path) -> Rotary:
     if kind != "default":
         settings |= {ours: values[theirs] for theirs, ours in _ROPE_ENTRIES.items() if theirs in values}
         settings |= {"scaling": kind, "longest_context": context, "original_context": context}
-    lists = [name for name in ("short_factor", "long_factor") if name in values]
-    if wrong := [name for name in lists if not _are_numbers(values[name])]:
+    if wrong := [name for name in ("short_factor", "long_factor") if not _are_numbers(values.get(name, []))]:
         raise CheckpointError(f"`{path}` has a value of another kind for {list_keys(wrong)}", hint=MEANING)
     if kind in ("llama3", "yarn", "longrope"):
         settings["original_context"] = original or values.get("original_max_position_embeddings", context)

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.pieces.gguf_keys import check_kind
 from llama_adapter.llm.weights.families import describe, family_of, read_entries
 from llama_adapter.llm.weights.folds import folded
 from llama_adapter.llm.weights.names import (
@@ -98,6 +99,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
     """
     place = Path(path)
     file = read_gguf(place)
+    check_kind(file.keys, name=str(place))
     keys = _Keys(file, str(place))
     config = _configuration(keys, file)
     family = family_of(config, folder=place)
@@ -105,7 +107,7 @@ def open_gguf(path: str | os.PathLike[str]) -> LlamaSource:
     of_heads = _of_heads(keys, entries)
     config, entries = config | of_heads, entries | of_heads
     tensors = {name: SplitTensor((tensor,)) for name, tensor in _renamed(file).items()}
-    check_layers(list(tensors), entries["num_hidden_layers"], config=place)
+    check_layers(file.tensors, entries["num_hidden_layers"], prefix="blk.", config=place)
     described = describe(config, entries, family, path=place)
     tensors = _separated(tensors, described.config)
     if entries["tie_word_embeddings"] and "tok_embeddings.weight" in tensors:
@@ -169,17 +171,16 @@ def _configuration(keys: _Keys, file: GgufFile) -> dict[str, Any]:
     config = {"rope_theta": 10000.0, "num_key_value_heads": heads} | config
     if "head_dim" not in config and type(heads) is type(width) is int and heads > 0:
         config["head_dim"] = width // heads
-    config |= {"model_type": _FAMILIES[keys.architecture], "tie_word_embeddings": "output.weight" not in file.tensors}
+    families = _FAMILIES | (_WITH_WINDOWS if config.get("sliding_window") else {})
+    config |= {"model_type": families[keys.architecture], "tie_word_embeddings": "output.weight" not in file.tensors}
     if "token_embd.weight" in file.tensors:
         config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
     for entry, name in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_down")):
         config[entry] = f"blk.0.{name}.bias" in file.tensors
-    if not config.get("sliding_window"):
-        config |= {"sliding_window": None, "sliding_window_pattern": 1}
-    else:
-        config["model_type"] = _WITH_WINDOWS.get(keys.architecture, config["model_type"])
     pattern = keys.get(_PATTERN)
-    if isinstance(pattern, np.ndarray):
+    if not config.get("sliding_window", keys.architecture == "gemma2"):  # a Gemma 2 without the key has windows
+        config |= {"sliding_window": None, "sliding_window_pattern": 1}
+    elif isinstance(pattern, np.ndarray):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern.tolist()]
     elif pattern is not None:
         config["sliding_window_pattern"] = pattern
@@ -217,7 +218,8 @@ def _scaling(keys: _Keys, file: GgufFile) -> dict[str, Any] | None:
         lists = {"short_factor": divisors[0], "long_factor": divisors[-1]}
         return {"rope_type": "longrope", "factor": factor, "attention_factor": attention, **lists}
     if kind == "yarn":
-        betas = {name: keys.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        spelled = {name: (f"rope.scaling.yarn_{name}", f"rope.scaling.{name}") for name in ("beta_fast", "beta_slow")}
+        betas = {name: keys.get(usual) or keys.get(ollamas) for name, (usual, ollamas) in spelled.items()}
         return {"rope_type": kind, "factor": factor, **betas}
     if kind in ("linear", None) and factor not in (None, 1):
         return {"rope_type": "linear", "factor": factor}

@@ -25,6 +25,7 @@ from llama_adapter.llm.weights.peft_config import lora_hint
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import list_keys, read_json
 from llama_adapter.runtime.tensor_files.files import check_dense, check_shapes, read_tensor_file
+from llama_adapter.runtime.tensor_files.gguf_names import WEIGHT_FILES
 
 # Types of the language model in larger models that may not say it in their `text_config`.
 _USUAL_PARTS = {"gemma3": "gemma3_text"} | dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "llama")
@@ -39,7 +40,6 @@ _FUSED = {
     "attention.wqkv": PARTS["attention.qkv"],
 }
 _IN_GROUPS = ("attention.wqkv",)
-_SINGLE = ("model.safetensors", "pytorch_model.bin")
 
 
 def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
@@ -75,9 +75,11 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
             "`model.language_model.`, `language_model.model.` or `model.text_model.`",
             hint="save the model again with transformers, or pass the folder of the LLaMA alone",
         )
-    if "embed_tokens.weight" in by_key:  # saved without its head, which is the embedding
+    is_bare = "embed_tokens.weight" in by_key  # saved without its head, which is the embedding
+    prefix = "layers." if is_bare else "model.layers."
+    check_layers(by_key, entries["num_hidden_layers"], prefix=prefix, config=path)
+    if is_bare:
         by_key = {key if key.startswith("lm_head.") else f"model.{key}": tensor for key, tensor in by_key.items()}
-    check_layers([key.removeprefix("model.") for key in by_key], entries["num_hidden_layers"], config=path)
     described = describe(config, entries, family, path=path)
     renamed = _rename(by_key, family, described.config, what=f"LLaMA in `{place}` does not fit its config.json")
     if entries["tie_word_embeddings"]:
@@ -97,7 +99,7 @@ def open_huggingface(folder: str | os.PathLike[str]) -> LlamaSource:
 
 def weight_files(place: Path) -> list[Path]:
     """The files with the weights of a folder. Raises CheckpointError if some are missing."""
-    for single in _SINGLE:
+    for single in WEIGHT_FILES:
         if (place / single).exists():  # as in transformers: the index may be of shards that were joined
             return [place / single]
         index = place / f"{single}.index.json"
@@ -115,7 +117,7 @@ def weight_files(place: Path) -> list[Path]:
             return [place / name for name in names]
     raise CheckpointError(
         f"`{place}` has a config.json but no weights",
-        hint=lora_hint(place) or f"weights are {' or '.join(_SINGLE)}, or shards with an index",
+        hint=lora_hint(place) or f"weights are {' or '.join(WEIGHT_FILES)}, or shards with an index",
     )
 
 

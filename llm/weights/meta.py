@@ -59,7 +59,7 @@ def open_meta(folder: str | os.PathLike[str]) -> LlamaSource:
     for path, shard in zip(files[1:], shards[1:], strict=True):
         check_names(list(shard), list(shards[0]), what=f"`{path}`, beside `{files[0].name}`,", meaning=_MEANING)
     dim, num_layers = params["dim"], params["n_layers"]
-    check_layers(list(shards[0]), num_layers, config=place / "params.json")
+    check_layers(shards[0], num_layers, prefix="layers.", config=place / "params.json")
     _check_shard_count(shards, dim=dim, place=place)
     kv_heads = params["n_kv_heads"]
     kv_rows = dim // params["n_heads"] * kv_heads

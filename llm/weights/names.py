@@ -183,15 +183,15 @@ def to_meta_order(name: str, rows: Tensor, config: DecoderConfig) -> Tensor:
     return meta_order(rows, getattr(config, ROTATED[name])) if name in ROTATED else rows
 
 
-def check_layers(found: Collection[str], num_layers: int, *, config: Path) -> None:
-    """Raise CheckpointError unless the names have `num_layers` layers, the number in the file `config`."""
-    layers = count_blocks(found, "layers.", what=f"The weights beside `{config}`")
+def check_layers(found: Collection[str], num_layers: int, *, prefix: str, config: Path) -> None:
+    """Raise CheckpointError unless names with a number after `prefix` have `num_layers` layers, as `config` says."""
+    layers = count_blocks(found, prefix, what=f"The weights beside `{config}`")
     if layers != num_layers:
         others = "" if layers else f"; they have {list_keys([*found]) or 'no tensors'}"
         cause = "they come from LLaMAs of different sizes" if layers else "a program has changed the tensors' names"
         raise CheckpointError(
             f"`{config}` says {num_layers} layers, the weights beside it have {layers}{others}",
-            hint=f"{cause}, or a file is missing; {DEPTHS}",
+            hint=f"{cause}, or a file is missing{f'; {DEPTHS}' if layers else ''}",
         )
 
 

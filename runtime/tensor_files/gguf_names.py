@@ -1,10 +1,12 @@
-"""Names of GGUF files. This module imports no torch, because help and exported models do without it."""
+"""Names of files with weights. This module imports no torch, because help and exported models do without it."""
 
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+# The weights of a folder in Hugging Face's format; of shards, NAME.index.json is the list.
+WEIGHT_FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _PART: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 

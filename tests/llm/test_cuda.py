@@ -95,7 +95,7 @@ def test_a_gpu_has_a_queue_and_graphs_and_its_own_operators(cuda: FakeCuda) -> N
 @pytest.mark.proves("Mistral, Phi-3, SmolLM3", "CUDA")
 @pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "CUDA")
 @pytest.mark.proves("Gemma 2, Gemma 3", "CUDA")
-@pytest.mark.proves("OLMo 2, Granite", "CUDA")
+@pytest.mark.proves("OLMo 2, OLMo 3, Granite", "CUDA")
 def test_recorded_steps_answer_as_eager_ones(config: DecoderConfig, cuda: FakeCuda) -> None:
     prompts = toy_prompts(6, longest=70)
     sampling = [

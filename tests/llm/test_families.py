@@ -97,7 +97,7 @@ RUNNERS: dict[str, Callable[[LlamaAdapterDecoder, Path], Runner]] = {
 @pytest.mark.proves("Mistral, Phi-3, SmolLM3", "CPU", "ONNX")
 @pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "CPU", "ONNX")
 @pytest.mark.proves("Gemma 2, Gemma 3", "CPU", "ONNX")
-@pytest.mark.proves("OLMo 2, Granite", "CPU", "ONNX")
+@pytest.mark.proves("OLMo 2, OLMo 3, Granite", "CPU", "ONNX")
 def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(
     family: str, runner: str, decoder: LlamaAdapterDecoder, tmp_path: Path
 ) -> None:

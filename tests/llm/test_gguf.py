@@ -21,8 +21,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
+from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.pieces.folder import TokenizerSettings
 from llama_adapter.llm.pieces.gguf_keys import keys_to_json
+from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.weights.build import decoder_tensors
 from llama_adapter.llm.weights.gguf import open_gguf
 from llama_adapter.llm.weights.huggingface import open_huggingface
@@ -142,11 +144,15 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ),
     ({"embedding_length": [64, 32]}, {}, r"differ \(phi3.embedding_length\)"),
     ({}, {"rope_factors_long.weight": np.ones(2, np.float32)}, "lacks the tensor `rope_factors_short.weight`"),
-    ({}, {}, "says 2 layers, the weights beside it have 0; they have `w`"),
+    (
+        {},
+        {"output_norm.weight": np.ones(64, np.float32)},
+        "weights beside it have 0; they have `w`, `output_norm.weight`",
+    ),
     (
         {"attention.causal": False},
         {f"blk.{layer}.attn_norm.weight": np.ones(64, np.float32) for layer in range(2)},
-        "attend to later ones",
+        r"attend to later ones \(is_causal\)",
     ),
 )
 
@@ -185,7 +191,7 @@ def trained_model() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "pre", ["gpt-2", "mellum", "smollm", "llama-bpe", "falcon3", "midm-2.0", "qwen2", "gpt-4o", "tekken"]
+    "pre", ["gpt-2", "mellum", "a.x-4.0", "smollm", "llama-bpe", "falcon3", "midm-2.0", "qwen2", "gpt-4o", "tekken"]
 )
 def test_byte_level_tokenizers_equal_those_of_transformers(pre: str) -> None:
     model = trained_model()
@@ -246,9 +252,11 @@ def test_pieces_of_sentencepiece_are_joined_as_it_joins_them() -> None:
     assert unprefixed.encode("a b").ids == whole[len(processor.encode("\n")) :]
     assert isinstance(unprefixed.decoder, decoders.Sequence)
     assert unprefixed.decode([]) == ""
-    gemma, _ = keys_to_json({**sentencepiece_keys(processor), "general.architecture": "gemma3"}, name="m.gguf")
-    parts = ("normalizer", "decoder")
-    assert [json.loads(gemma)[part] for part in parts] == [json.loads(bare)[part] for part in parts]
+    for prefixed, like in {None: bare, False: bare, True: data}.items():  # Gemma puts no space if the key is absent
+        keys = sentencepiece_keys(processor, **({} if prefixed is None else {"add_space_prefix": prefixed}))
+        gemma, _ = keys_to_json({**keys, "general.architecture": "gemma3"}, name="m.gguf")
+        for part in ("normalizer", "decoder"):
+            assert json.loads(gemma)[part] == json.loads(like)[part]
 
 
 @pytest.mark.parametrize(
@@ -272,16 +280,21 @@ def test_tokenizers_that_cannot_be_built_are_refused(changes: dict[str, Any], me
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("architecture", "kind", "message", "hint"),
     [
-        ({"general.architecture": "clip", "general.type": "mmproj"}, "is a picture tower"),
-        ({"general.architecture": "llama", "general.type": "adapter"}, "is a LoRA"),
-        ({"general.architecture": "imatrix", "general.type": "imatrix"}, "is an importance matrix"),
+        ("clip", "mmproj", "is a picture tower", "those that see are folders"),
+        ("clip", "model", "is a picture tower", "those that see are folders"),  # of older converters
+        ("llama", "adapter", "is a LoRA", "as --lora, and the model"),
+        ("imatrix", "imatrix", "is an importance matrix", "name the file of a model"),
     ],
 )
-def test_a_file_without_a_model_is_named(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        keys_to_json(keys, name="m.gguf")
+def test_a_file_without_a_model_is_named(architecture: str, kind: str, message: str, hint: str, tmp_path: Path) -> None:
+    keys = {"general.architecture": architecture, "general.type": kind}
+    path = write_gguf(tmp_path / "m.gguf", keys, {"w": np.ones(3, np.float32)})
+    for opened in (open_gguf, Tokenizer.load):  # both say the same
+        with pytest.raises(CheckpointError, match=message) as error:
+            opened(path)
+        assert hint in error.value.hint
 
 
 # Models of `CASES` in test_sources_of_families.py that GGUF files can describe, and entries in which they differ.
@@ -303,14 +316,66 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_keys_of_ollamas_converter_are_read(tmp_path: Path) -> None:
-    def config_of(more: dict[str, Any]) -> Any:
-        keys = {f"gemma3.rope.{key}": value for key, value in more.items()}
-        return open_gguf(write_model(tmp_path / "m.gguf", model_of("gemma3", **MODELS["gemma3"]), keys)).config
+def config_of(name: str, keys: dict[str, Any], folder: Path) -> DecoderConfig:
+    """The configuration of a model of `MODELS` with further keys. Without value, a key is left out."""
+    model = model_of(name, **MODELS[name])
+    architecture = {"gemma3": "gemma3", "gemma2": "gemma2"}.get(name, "olmo2")
+    return open_gguf(
+        write_model(folder / "m.gguf", model, {f"{architecture}.{key}": value for key, value in keys.items()})
+    ).config
 
-    ours = config_of({"freq_base": 5e5, "freq_base_swa": 2e4})
-    assert [one.theta for one in ours.rotaries] == [5e5, 2e4]
-    assert config_of({"freq_base": None, "global.freq_base": 5e5, "local.freq_base": 2e4}) == ours
+
+_WINDOW, _EVERY = "attention.sliding_window", "attention.sliding_window_pattern"
+# A model, further keys, and the windows of its first layers. The models have windows of 5, 5 and 7.
+WINDOWS: tuple[tuple[str, dict[str, Any], tuple[int, ...]], ...] = (
+    ("gemma2", {}, (5, 0, 5)),
+    ("gemma2", {_WINDOW: None}, (4096, 0, 4096)),  # llama.cpp's default
+    ("gemma2", {_WINDOW: 0}, (0, 0, 0)),
+    ("gemma2", {_EVERY: 3}, (5, 5, 0)),
+    ("gemma3", {}, (5, 5, 5, 5, 5, 0, 5)),
+    ("gemma3", {_WINDOW: None}, (0,) * 7),
+    ("gemma3", {_WINDOW: 0, _EVERY: [True, True, False, True, True, False, True]}, (0,) * 7),
+    ("gemma3", {_EVERY: [True, False, False, True, True, False, True]}, (5, 0, 0, 5, 5, 0, 5)),
+    ("gemma3", {_EVERY: 2}, (5, 0, 5, 0, 5, 0, 5)),
+    ("olmo3", {_WINDOW: None}, (0,) * 5),
+    ("olmo3", {_WINDOW: 0}, (0,) * 5),
+    ("olmo3", {_EVERY: None}, (7, 7, 7, 0, 7)),
+    ("olmo3", {_EVERY: 2}, (7, 0, 7, 0, 7)),
+)
+
+
+@pytest.mark.parametrize(("name", "keys", "windows"), WINDOWS)
+def test_keys_give_layers_their_windows(
+    name: str, keys: dict[str, Any], windows: tuple[int, ...], tmp_path: Path
+) -> None:
+    config = config_of(name, keys, tmp_path)
+    assert (config.layer_windows or (0,) * config.num_layers) == windows
+    if name == "gemma3":  # windows have a theta of their own
+        thetas = [one.theta for one in map(config.rotary_of, range(config.num_layers)) if one]
+        assert thetas == [1e4 if window else 1e6 for window in windows]
+
+
+def test_the_theta_of_windows_is_read(tmp_path: Path) -> None:
+    given = {"rope.freq_base": 3e5}
+    for more, theta in (({}, 3e5), ({"rope.freq_base_swa": 2e4}, 2e4)):
+        config = config_of("olmo3", given | more, tmp_path)
+        assert [(one.theta, one.scaling) for one in config.rotaries] == [(3e5, "yarn"), (theta, "none")]
+
+
+def test_keys_of_ollamas_converter_are_read(tmp_path: Path) -> None:
+    names = ("freq_base", "freq_base_swa", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow")
+    theirs = ("global.freq_base", "local.freq_base", "scaling.beta_fast", "scaling.beta_slow")
+    values = (5e5, 2e4, 16.0, 2.0)
+    yarn = {"scaling.type": "yarn", "scaling.factor": 4.0, "scaling.original_context_length": 64}
+    ours, ollamas = (
+        config_of("gemma3", {f"rope.{key}": value for key, value in keys.items()}, tmp_path)
+        for keys in (
+            yarn | dict(zip(names, values, strict=True)),
+            yarn | {"freq_base": None} | dict(zip(theirs, values, strict=True)),
+        )
+    )
+    assert [(one.theta, one.beta_fast, one.beta_slow) for one in ours.rotaries] == [(5e5, 16.0, 2.0), (2e4, 32.0, 1.0)]
+    assert ollamas == ours
 
 
 @pytest.mark.parametrize("name", MODELS)

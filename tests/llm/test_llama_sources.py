@@ -265,6 +265,9 @@ def test_refusals_of_huggingface_folders(tmp_path: Path, snapshot: Any) -> None:
         "missing tensor": drop("model.layers.2.mlp.up_proj.weight"),
         "unknown tensor": put("model.layers.0.self_attn.q_proj.bias", torch.ones(64)),
         "integers": put("model.norm.weight", torch.ones(64, dtype=torch.int8)),
+        "names without head and layers": lambda tensors: [
+            put(key.replace("model.", "").replace("layers", "h"), tensors.pop(key))(tensors) for key in [*tensors]
+        ],
         "names of a wrapper": lambda tensors: [put("module." + key, tensors.pop(key))(tensors) for key in [*tensors]],
     }
     for name, edit in edits.items():

@@ -248,8 +248,9 @@ def as_old(entries: dict[str, Any]) -> dict[str, Any]:
     new = {key: value for key, value in entries.items() if key not in ("rope_parameters", "layer_types", "dtype")}
     rope = entries["rope_parameters"]
     if "full_attention" in rope:
-        every = 6 if "sliding_attention" in entries["layer_types"] else 1
-        new |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"], "sliding_window_pattern": every}
+        if entries["model_type"] == "gemma3_text":
+            every = 6 if "sliding_attention" in entries["layer_types"] else 1
+            new |= {"rope_local_base_freq": rope["sliding_attention"]["rope_theta"], "sliding_window_pattern": every}
         rope = rope["full_attention"]
     new |= {"rope_theta": rope["rope_theta"], "rope_scaling": None}
     if "partial_rotary_factor" in rope:
@@ -278,10 +279,36 @@ def test_all_spellings_and_the_part_of_a_larger_model_are_one_model(name: str, t
     assert_same(open_huggingface(folder), wanted)
 
 
+# Flat `rope_parameters`, and the rotary embeddings of layers that see everything and of those with a window.
+FLAT: tuple[tuple[str, dict[str, Any], tuple[Rotary, Rotary]], ...] = (
+    ("olmo3", {"rope_type": "default", "rope_theta": 1e4}, (Rotary(theta=1e4), Rotary(theta=1e4))),
+    (
+        "olmo3",
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 3e5},
+        (
+            Rotary(theta=3e5, scaling="yarn", factor=4.0, original_context=32, longest_context=2048),
+            Rotary(theta=3e5),
+        ),
+    ),
+    ("gemma3", {"rope_type": "default", "rope_theta": 3e5}, (Rotary(theta=3e5), Rotary(theta=1e4))),
+)
+
+
+@pytest.mark.parametrize(("name", "values", "rotaries"), FLAT)
+def test_flat_rope_parameters_are_those_of_layers_that_see_everything(
+    name: str, values: dict[str, Any], rotaries: tuple[Rotary, Rotary], tmp_path: Path
+) -> None:
+    path = saved(name, tmp_path)[1] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": values}))
+    config = open_huggingface(tmp_path).config
+    assert [config.rotary_of(layer) for layer in (3 if name == "olmo3" else 5, 0)] == [*rotaries]
+
+
 @pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "internlm2"])
 def test_defaults_are_those_of_transformers_classes(kind: str) -> None:
     found = transformers.CONFIG_MAPPING[kind]
-    defaults = {one.name: one.default for one in dataclasses.fields(found)} | {"sliding_window_pattern": 6}
+    every = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}.get(kind)
+    defaults = {one.name: one.default for one in dataclasses.fields(found)} | {"sliding_window_pattern": every}
     family = FAMILIES[kind]
     assert {name: defaults.get(name) or () for name in family.defaults} == {
         name: value or () for name, value in family.defaults.items()

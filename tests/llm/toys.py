@@ -51,6 +51,7 @@ CONFIG = DecoderConfig(
 # Decoders that differ from the first LLaMA. Together they have every switch of `DecoderConfig`.
 _GROUPED = replace(CONFIG, num_heads=6, num_kv_heads=3, head_dim=20)
 _LLAMA3 = Rotary(theta=5e4, scaling="llama3", factor=8.0, original_context=16)
+_YARN = Rotary(scaling="yarn", factor=4.0, original_context=16)
 _LONG = Rotary(
     scaling="longrope", original_context=32, factor=4.0, share=0.5, long_factors=(1.5, 2.0), short_factors=()
 )
@@ -67,7 +68,14 @@ FAMILIES = {
         layer_rotaries=(0, 1, 0),
         layer_windows=(5, 0, 7),
     ),
-    "olmo": replace(CONFIG, norms="after", qk_norm="all"),
+    "olmo": replace(
+        CONFIG,
+        norms="after",
+        qk_norm="all",
+        rotaries=(_YARN, Rotary()),
+        layer_rotaries=(1, 1, 0),
+        layer_windows=(5, 5, 0),
+    ),
     "windows": replace(CONFIG, num_kv_heads=2, rotaries=(_LONG,), layer_rotaries=(0, -1, 0), layer_windows=(5,) * 3),
 }
 NATIVE = replace(CONFIG, head_dim=0, num_kv_heads=0, dim=128, ffn_dim=192)  # sizes that the kernels accept

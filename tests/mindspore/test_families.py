@@ -30,7 +30,7 @@ def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(family: str, 
     [("grouped", "mslite", 0), ("gemma", "mslite", 0), ("olmo", "ms", 4), ("windows", "ms", 4)],
 )
 @pytest.mark.proves("Mistral, Phi-3, SmolLM3", "MindSpore")
-@pytest.mark.proves("OLMo 2, Granite", "MindSpore")
+@pytest.mark.proves("OLMo 2, OLMo 3, Granite", "MindSpore")
 def test_pictures_are_answered_and_scored_as_in_torch(
     tmp_path: Path, mslite: Any, name: str, backend: MindirBackend, num_past: int
 ) -> None:

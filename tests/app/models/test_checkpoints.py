@@ -76,16 +76,31 @@ def test_a_gguf_file_stands_for_a_folder(tmp_path: Path) -> None:
     blob = tmp_path / "blobs" / "sha256-4711"  # as Ollama keeps it
     blob.parent.mkdir()
     shutil.copy(file, blob)
+    (blob.parent / "README").write_text("blobs")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "tiny.gguf").symlink_to(file)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')  # without other weights, it says nothing
+    (tmp_path / "training_args.bin").touch()
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert find_llama(file).open_tokenizer().settings.chat_template == "{{ messages[0].content }}"
+    own = sentencepiece_keys(processor) | {"tokenizer.chat_template": "own"}
+    with_template = write_model(tmp_path / "blobs" / "own.gguf", model, own)
+    shutil.copy(tmp_path / "chat_template.jinja", with_template.parent)
+    assert find_llama(with_template).open_tokenizer().settings.chat_template == "own"
     expected = assemble_sources(sources())
-    for place in (file, tmp_path, blob):
+    for place in (file, tmp_path, tmp_path / "alone", blob):
         found = assemble_sources(sources(llama_dir=place, llama_type=None))
         assert_same_weights(found, expected)
-        assert [source.path for source in found.sources][:2] == [str(blob if place == blob else file)] * 2
+        wanted = {tmp_path: file, tmp_path / "alone": tmp_path / "alone" / "tiny.gguf"}.get(place, place)
+        assert [source.path for source in found.sources][:2] == [str(wanted)] * 2
         assert found.tokenizer.encode("A red circle") == expected.tokenizer.encode("A red circle")
         assert found.tokenizer.end_ids == expected.tokenizer.end_ids
+    with pytest.raises(CheckpointError, match=r"is a file, and no .gguf file"):
+        find_llama(tmp_path / "blobs" / "README")
+    for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"):
+        (tmp_path / name).touch()
+        assert find_llama(tmp_path).form == "huggingface"
+        (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match="is a file, so it has no sub-folder `7B`"):
         find_llama(file, llama_type="7B")
     shutil.copy(file, tmp_path / "other.gguf")

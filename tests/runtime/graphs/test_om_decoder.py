@@ -133,7 +133,7 @@ def test_a_cache_input_per_layer_is_too_much_for_acl_at_7b() -> None:
 @pytest.mark.proves("Mistral, Phi-3, SmolLM3", "OM")
 @pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "OM")
 @pytest.mark.proves("Gemma 2, Gemma 3", "OM")
-@pytest.mark.proves("OLMo 2, Granite", "OM")
+@pytest.mark.proves("OLMo 2, OLMo 3, Granite", "OM")
 def test_the_engine_gives_torchs_answers(config: DecoderConfig, num_past: int, tmp_path: Path) -> None:
     decoder = toy_decoder(config)
     card = dataclasses.replace(exported_card(decoder, tmp_path, storing="stacked"), format="onnx-atc")
