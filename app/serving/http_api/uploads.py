@@ -152,8 +152,9 @@ class _Form:
         elif self._part != b"purpose":
             name = ""
             with suppress(UnicodeDecodeError):
-                name = self._part.decode().partition("[")[0]  # of expires_after[seconds]
-            shown = f" `{name}`" if PARAMETER.fullmatch(name) else ""
+                name = self._part.decode()
+            is_shown = PARAMETER.fullmatch(name.replace("[", "").replace("]", ""))  # as in expires_after[seconds]
+            shown = f" `{name}`" if is_shown else ""
             raise ApiError(f"Unknown part{shown}, or a second one.", code="unknown_parameter", param=name or None)
 
     def _take_data(self, data: bytes, start: int, end: int) -> None:
