@@ -70,9 +70,3 @@ def split_choices(text: str) -> list[Any]:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     return items
-
-
-def shortened(value: Any) -> str:
-    """The repr of a value for a message, cut after 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
