@@ -33,11 +33,13 @@ def models_placed_once() -> Iterator[Callable[[], None]]:
     """A model that was loaded before has the same weights, and a runner of its own, while its files are the same.
 
     For files whose tests load the same models again and again and are not about loading, which takes half of their
-    time. Returns a function that forgets the models, for tests that change how they are loaded.
+    time. Encoder, tokenizer and detector are shared. Returns a function that forgets the models; a test that changes
+    how they are loaded uses `forget_models`.
     """
     from llama_adapter.app.captioning import assemble
     from llama_adapter.app.models import memory_fit
     from llama_adapter.app.models.known import marks_of
+    from llama_adapter.runtime.kernels.instruction_sets import CHOICE
 
     known: dict[str, tuple[Any, Any]] = {}
     load, place = assemble.assemble_with_torch, memory_fit.place_decoder
@@ -51,7 +53,7 @@ def models_placed_once() -> Iterator[Callable[[], None]]:
         marks = marks_of(spec)
         if marks is None:  # on another device, with other processes, or as large as the memory
             return load(spec)
-        key = repr((spec, sorted(marks.items())))
+        key = repr((spec, sorted(marks.items()), os.environ.get(CHOICE)))
         if key not in known:
             placed.clear()
             parts = load(spec)
@@ -66,6 +68,13 @@ def models_placed_once() -> Iterator[Callable[[], None]]:
         patched.setattr(assemble, "assemble_with_torch", assembled)
         patched.setattr(memory_fit, "place_decoder", noted)
         yield known.clear
+
+
+@pytest.fixture
+def forget_models(models_placed_once: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """The function that forgets the models: call it after a change of how they are loaded. The end of the test does."""
+    yield models_placed_once
+    models_placed_once()
 
 
 @pytest.fixture

@@ -102,9 +102,12 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     expect(visit.page.locator("#batch-failed li")).to_contain_text("broken.jpg")
     for name in ("broken.jpg", "01-yellow-moon-green-cross.png", "out.png"):
         expect(visit.page.locator("bdi").filter(has_text=name).locator("visible=true")).to_have_count(1)
+    expect(visit.page.locator(".la-batch-text").first).to_have_css("unicode-bidi", "plaintext")
     # No results are hidden behind an inner edge.
     assert visit.page.locator(".la-batch-grid").evaluate("one => one.scrollHeight - one.clientHeight") == 0
     visit.screenshot("batch")
+    visit.page.set_viewport_size({"width": 600, "height": 900})
+    expect(visit.page.locator(".la-batch-grid")).to_have_css("grid-template-columns", re.compile(r"^\S+ \S+$"))
 
     lines = records(visit)
     assert [line["picture"] for line in lines][-5:] == [*(f"shapes/{path.name}" for path in SAMPLES[10:14]), "out.png"]
@@ -159,12 +162,8 @@ def test_choices_give_probabilities_and_the_sliders_decide_without_asking_again(
     expect(visit.page.locator(".la-summary")).to_have_text("1 yes1 no1 failed")
     assert visit.overflow() == 0
     visit.screenshot("batch-choices-phone-dark")
-    visit.page.emulate_media(forced_colors="active")
-    colours = "(one) => [one, one.parentElement].map((each) => getComputedStyle(each).backgroundColor)"
-    for bar in (".la-track i", ".la-batch-bar span"):
-        shown, around = visit.page.locator(bar).first.evaluate(colours)
-        assert shown != around, bar
-    visit.page.emulate_media(forced_colors="none")
+    for bar in (".la-track", ".la-batch-bar"):
+        assert visit.is_seen_in_system_colours(bar), bar
     lines = records(visit)
     assert [line["text"] for line in lines] == ["", "yes", "no"]
     assert [sum(line["choice"].values()) for line in lines[1:]] == [pytest.approx(1.0)] * 2
@@ -190,15 +189,20 @@ def test_a_sample_is_added_and_other_choices_are_scored(visit: Visit) -> None:
 
 
 def test_mistakes_are_explained_and_nothing_is_asked(visit: Visit) -> None:
+    asked = visit.served.service.num_asked
     visit.press("Start")
     expect(visit.page.get_by_role("alert")).to_contain_text("Add pictures, a folder or a zip first")
     add(visit, SAMPLES[0])
     ask(visit, "What is it?", "only one")
     expect(visit.page.get_by_role("alert")).to_contain_text("only one")
-    choices, many = visit.page.get_by_label("Choices (optional)"), ", ".join(map(str, range(1000)))
-    choices.fill("")
-    visit.page.keyboard.insert_text(many)  # as if pasted; `fill` ignores what the box allows
-    expect(choices).to_have_value(many)
+    many = ", ".join(map(str, range(1000)))
+    for label, pasted in (("Choices (optional)", many), ("Instruction or question", "x" * 20_001)):
+        visit.page.get_by_label(label).fill("")
+        visit.page.keyboard.insert_text(pasted)  # as if pasted; `fill` ignores what the box allows
+        expect(visit.page.get_by_label(label)).to_have_value(pasted)
+    visit.press("Start")
+    expect(visit.page.get_by_role("alert")).to_contain_text("at most 100 choices, got 1,000")
+    assert visit.served.service.num_asked == asked
     expect(visit.page.locator("#batch-start")).to_be_visible()
 
 

@@ -283,6 +283,7 @@ def test_a_slow_upload_shows_its_percentage_and_a_question_waits_for_it(visit: V
         expect(upload_).to_contain_text(re.compile("[1-9][0-9]?%"))
         expect(upload_.get_by_role("progressbar")).to_have_attribute("value", re.compile("[1-9][0-9]?"))
         expect(picture.get_by_text("broken.png")).not_to_be_visible()
+        assert visit.is_seen_in_system_colours(".la-upload progress")
         question.fill("What is it?")
         question.press("Enter")
         waits = visit.page.get_by_text("The question waits for the upload")
@@ -351,13 +352,20 @@ def test_a_picture_is_pasted(visit: Visit) -> None:
     expect(last_answer(visit)).to_have_text(CAPTION)
 
     star = {"name": "image.png", "buffer": (sample_pictures() / "12-red-star.jpg").read_bytes()}
+    word = {"text/plain": "A moon?", "text/html": "<p>A moon?</p>"}  # as Word copies a text
+    link = {"text/plain": "https://a.example/a.png", "text/html": "<img src='a.png'>"}
     visit.page.get_by_label("Question", exact=True).focus()
-    visit.bring("paste", star, texts={"text/plain": "A moon?", "text/html": "<p>A moon?</p>"})  # as Word copies a text
+    assert visit.bring("paste", star, texts=word)
     ask(visit, "What color is the moon?")
     expect(last_answer(visit)).to_have_text("yellow")
     expect_turns(visit, 2)
-    visit.page.get_by_label("Question", exact=True).focus()
-    visit.bring("paste", star, texts={"text/plain": "https://a.example/a.png", "text/html": "<img src='a.png'>"})
+    for place, texts in (("textarea", link), ("#chat-picture input", word), ("body", word)):
+        choose_sample(visit, "red star")
+        visit.page.locator(place).locator("visible=true").first.evaluate(
+            "(one) => { document.activeElement.blur(); one.focus(); }"
+        )
+        assert visit.bring("paste", star, texts=texts) is False, place
+        expect(visit.page.locator("#chat-picture-line")).to_contain_text("image.png")
     expect_turns(visit, 0)
 
 
@@ -366,15 +374,19 @@ def test_a_question_has_the_direction_of_its_language_and_is_never_cut(visit: Vi
     question = visit.page.get_by_label("Question", exact=True)
     ask(visit, "ما هذا؟ 12!")
     expect(last_answer(visit)).not_to_be_empty()
+    last_answer(visit).evaluate("(one) => { one.textContent = 'نجمة حمراء 12!'; }")
     ends = """(text) => [0, text.length - 1].map((at) => {
         const range = document.createRange();
         range.setStart(text, at);
         range.setEnd(text, at + 1);
         return range.getBoundingClientRect().x;
     })"""
-    begin, end = visit.page.evaluate(f"({ends})(document.querySelector('.la-question').lastChild)")
-    assert end < begin  # from right to left
+    for place in (".la-question", ".la-text"):
+        begin, end = visit.page.evaluate(f"({ends})(document.querySelector('{place}').lastChild)")
+        assert end < begin, place  # from right to left
     expect(question).to_have_css("unicode-bidi", "plaintext")
+    last_answer(visit).evaluate("(one) => { one.innerHTML = '<span class=la-dots><i></i><i></i><i></i></span>'; }")
+    assert visit.is_seen_in_system_colours(".la-dots")
 
     question.focus()
     visit.page.keyboard.insert_text("x" * 20_001)  # as if pasted; `fill` ignores what the box allows

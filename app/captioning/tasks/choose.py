@@ -26,7 +26,7 @@ class OneOf:
     def __post_init__(self) -> None:
         texts = [text for text in self.choices if isinstance(text, str) and text.strip()]
         if len(self.choices) < 2 or len(set(texts)) < len(self.choices):
-            raise ValueError(f"choices must be at least two different answers, got {list(self.choices)}")
+            raise ValueError(f"choices must be at least two different answers, got {list(self.choices)!r:.80}")
 
     @property
     def continuations(self) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ def choosing(choices: Iterable[str] | None) -> Task:
     if choices is None:
         return FREE_TEXT
     if isinstance(choices, str) or not isinstance(choices, Iterable):
-        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r}')
+        raise ValueError(f'choices must be a list of texts such as ["Yes", "No"], got {choices!r:.80}')
     texts = tuple(map(plain_text, choices))
     return _one_of(texts) if all(isinstance(text, str) for text in texts) else OneOf(texts)
 
@@ -71,7 +71,7 @@ def parse_choices(text: str) -> tuple[str, ...]:
         return OneOf(tuple(choice.strip() for choice in given)).choices
     except (TypeError, ValueError):
         raise ValueError(
-            f"wanted at least two different answers separated by commas, or a JSON list of them, got {text!r}"
+            f"wanted at least two different answers separated by commas, or a JSON list of them, got {text!r:.80}"
         ) from None
 
 

@@ -58,6 +58,8 @@ def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...
     definitions = schema.get("$defs", {})
     if schema.get("type", "object") != "object" or not isinstance(definitions, dict):
         raise _unsupported(place)
+    if not isinstance(schema.get("strict", True), bool):
+        raise _unsupported(f"{place}.strict", "it is true or false")
     if not isinstance(properties, dict) or not 1 <= len(properties) <= MAX_PROPERTIES:
         raise _unsupported(f"{place}.properties", f"an object has 1 to {MAX_PROPERTIES} properties")
     if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Final
 
 from python_multipart.exceptions import FormParserError
@@ -150,11 +149,10 @@ class _Form:
             name = options.get(b"filename", b"").decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
             self.file_name = shown_text(name) or "file.jsonl"
         elif self._part != b"purpose":
-            name = ""
-            with suppress(UnicodeDecodeError):
-                name = self._part.decode().partition("[")[0]  # of expires_after[seconds]
-            shown = f" `{name}`" if PARAMETER.fullmatch(name) else ""
-            raise ApiError(f"Unknown part{shown}, or a second one.", code="unknown_parameter", param=name or None)
+            name = self._part.decode("utf-8", "replace")
+            is_shown = PARAMETER.fullmatch(name.replace("[", "").replace("]", ""))  # as in expires_after[seconds]
+            message = f"Unknown part{f' `{name}`' if is_shown else ''}, or a second one."
+            raise ApiError(message, code="unknown_parameter", param=name if is_shown else None)
 
     def _take_data(self, data: bytes, start: int, end: int) -> None:
         if self._part == b"file":

@@ -17,6 +17,7 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.captioning.tasks.registry import question_of, tasks
 from llama_adapter.app.jobs.exports.formats import to_csv, to_jsonl, to_sidecars
 from llama_adapter.app.jobs.records.record import Record
+from llama_adapter.app.serving.http_api.schemas import MAX_TEXTS
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_files import MAX_PICTURES, BatchFiles
 from llama_adapter.app.serving.web.batch_run import TICK_S, BatchRun, Result
@@ -354,7 +355,10 @@ class BatchEvents:
         values |= {
             option.name: option.parse(text) for option, text in zip(self.options, given[1:], strict=True) if text
         }
-        return question_of(values)
+        asked = question_of(values)
+        if (count := len(asked.task.continuations)) > MAX_TEXTS:
+            raise ValueError(f"Give at most {MAX_TEXTS} choices, got {count:,}")
+        return asked
 
     async def _run(
         self, shown: Shown, run: Run, chosen: Sequence[Upload], question: Question, sampling: SamplingParams

@@ -136,9 +136,9 @@ for (const kind of ['dragenter', 'dragover', 'dragleave', 'drop']) {
 
 // Office programs copy a picture of the text, too. A copied picture may have HTML, but without text.
 const isText = (data) => new DOMParser().parseFromString(data.getData('text/html'), 'text/html').body.textContent.trim() !== '';
-
+const takesText = (target) => target.closest('textarea, input:not([type=range], [type=radio], [type=checkbox], [type=file])');
 document.addEventListener('paste', (event) => {
-    if (!brings(event.clipboardData) || (event.target.closest('textarea, input') && isText(event.clipboardData))) return;
+    if (!brings(event.clipboardData) || (takesText(event.target) && isText(event.clipboardData))) return;
     event.preventDefault();
     take(Array.from(event.clipboardData.files));
 });

@@ -351,12 +351,21 @@ def test_failures_follow_a_move_and_an_answer_supersedes_them(
     assert answered == {str(moved / "b.png"), str(moved / "c.png")}
 
 
+def test_a_model_that_is_loaded_again_knows_what_it_answered(
+    run: Run, command: list[str], forget_models: Callable[[], None]
+) -> None:
+    """The other tests load it only once."""
+    run(*command)
+    forget_models()
+    assert "3 answered by an earlier run" in run(*command).err
+
+
 def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
     run: Run,
     out: Path,
     command: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    models_placed_once: Callable[[], None],
+    forget_models: Callable[[], None],
 ) -> None:
     told = "--dtype float32 continues them"
     run(*command, "--dtype", "float32")
@@ -365,14 +374,14 @@ def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
     assert (len(records_in(out)), told in same.err) == (len(NAMES), False)
 
     monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
-    models_placed_once()
+    forget_models()
     other, again = run(*command), run(*command)
     assert (len(records_in(out)), told in other.err, told in again.err) == (2 * len(NAMES), True, False)
     assert [one.spec["dtype"] for one in read_manifest(out)] == ["float32", "float32", "bfloat16", "bfloat16"]
 
 
 def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
-    run: Run, command: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, out: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(*command)
     monkeypatch.setattr("llama_adapter.app.jobs.progress._ELSEWHERE_S", 0.0)
@@ -380,6 +389,7 @@ def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
     ran = run(*command, "--batch-size", "1", "--reader", "thread")
 
     assert " pictures, 0.00 pictures/s" in ran.err
+    assert len(records_in(out)) == 3
 
 
 def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_curves() -> Iterator[None]:
-    """Runs in this process draw no curves, except in the first test, and their intervals are of few draws.
+    """Runs in this process draw no curves and their intervals are of few draws, except in the first test.
 
     Both together take a third of such a short run.
     """
@@ -167,6 +167,7 @@ def test_a_folder_of_two_classes_becomes_an_adapter_that_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(results, "draw", draw)
+    monkeypatch.setattr(scoring, "Draws", Draws)
     monkeypatch.setattr(eye, "_FEWEST_BLOCK_STEPS", 10)  # enough for two plain classes, as are the epochs and views
     monkeypatch.setattr(eye, "_MOST_VIEWS", 4)
     ran = train(settings=["--tower-epochs", "6", "--epochs", "6"])

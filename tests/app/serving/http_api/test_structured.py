@@ -121,6 +121,7 @@ def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> Non
         ({"type": "object", "properties": {f"p{i}": CAPTION for i in range(MAX_PROPERTIES + 1)}}, "s.properties"),
         ({"type": "object", "properties": {"a": CAPTION}, "required": ["b"]}, "s.required"),
         ({"type": "object", "properties": {"a": CAPTION}, "minProperties": 1}, "s.minProperties"),
+        ({"properties": {"a": CAPTION}, "strict": "yes"}, "s.strict"),
         ({"properties": {"a": {"type": "integer"}}}, "s.properties.a.type"),
         ({"properties": {"a": {"type": "integer", "minimum": 0}}}, "s.properties.a.type"),
         ({"properties": {"a": {"type": ["string", "null"]}}}, "s.properties.a.type"),

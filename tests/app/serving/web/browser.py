@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
@@ -125,7 +128,7 @@ _BRING = """([kind, files, texts]) => {
     for (const [type, text] of Object.entries(texts)) transfer.setData(type, text);
     const options = {bubbles: true, cancelable: true};
     if (kind === 'paste') {
-        document.activeElement.dispatchEvent(new ClipboardEvent('paste', {...options, clipboardData: transfer}));
+        return document.activeElement.dispatchEvent(new ClipboardEvent('paste', {...options, clipboardData: transfer}));
     } else for (const step of ['dragenter', 'dragover', 'drop']) {
         document.body.dispatchEvent(new DragEvent(step, {...options, dataTransfer: transfer}));
     }
@@ -195,16 +198,25 @@ class Visit:
         cut = ("AbortError", "Connection errored out")
         self.complaints = [one for one in self.complaints if not any(words in one for words in cut)]
 
-    def bring(self, kind: str, *files: Path | dict[str, Any], texts: dict[str, str] | None = None) -> None:
+    def bring(self, kind: str, *files: Path | dict[str, Any], texts: dict[str, str] | None = None) -> bool | None:
         """Drop or paste (`kind`) files, given as paths or as dictionaries with name, mimeType and buffer.
 
-        `texts` are those beside them, by their types.
+        `texts` are those beside them, by their types. Returns whether the browser itself pastes.
         """
         sent = [file if isinstance(file, dict) else {"name": file.name, "buffer": file.read_bytes()} for file in files]
         # As a list of numbers, a megabyte would take ten seconds to reach the browser.
         coded = [base64.b64encode(file["buffer"]).decode() for file in sent]
         brought = [{"mimeType": "image/png", **file, "buffer": code} for file, code in zip(sent, coded, strict=True)]
-        self.page.evaluate(_BRING, [kind, brought, texts or {}])
+        is_left: bool | None = self.page.evaluate(_BRING, [kind, brought, texts or {}])
+        return is_left
+
+    def is_seen_in_system_colours(self, selector: str) -> bool:
+        """Whether the first such element has more than one colour where the system's own colours replace the page's."""
+        self.page.emulate_media(forced_colors="active")
+        with Image.open(io.BytesIO(self.page.locator(selector).first.screenshot())) as image:
+            colours = image.convert("RGB").getcolors(2**16) or []
+        self.page.emulate_media(forced_colors="none")
+        return len(colours) > 1
 
     @contextmanager
     def slow_uploads(self) -> Iterator[None]:

@@ -45,6 +45,7 @@ def test_a_report_is_shown_whole_and_its_texts_stay_text(folder: Path) -> None:
         *("figure", "img", "figcaption", "span", "b", "bdi", "small"),
     }
     assert sum(tag == "img" for tag, _ in page.tags) == len(report.scores.worst) == 3
+    assert sum(tag == "bdi" for tag, _ in page.tags) >= 2 * 3  # the answer and the right one of each
     assert "McNemar's exact test" in page.words
     assert "<script>alert('x')</script>" in page.words
 
