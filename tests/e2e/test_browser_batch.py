@@ -251,48 +251,6 @@ def test_cancelling_keeps_the_answers_so_far(visit: Visit, served: ServedPage) -
     expect(visit.page.locator("#batch-start")).to_be_visible()
 
 
-def test_a_reload_in_the_middle_of_a_batch_loses_nothing(visit: Visit, open_page: Callable[..., Visit]) -> None:
-    add(visit, *SAMPLES)
-    asked = visit.served.service.num_asked
-    visit.served.gate.close()
-    ask(visit, "Is there a red star?", "yes, no")
-    expect(visit.page.locator(".la-decision").first).to_be_visible()
-    slide(visit, "Threshold", "0.9")
-    visit.reload_while_busy()
-    other = open_page()
-    other.open_tab("Batch")
-    expect(other.page.locator("#batch-progress")).to_contain_text("No pictures yet")
-    expect(other.page.locator("#batch-files li")).to_have_count(0)
-
-    visit.open_tab("Batch")
-    running = visit.page.locator("#batch-progress [data-state=running]")
-    expect(running).to_contain_text(f"of {len(SAMPLES)} pictures")
-    expect(visit.page.locator("#batch-cancel")).to_be_visible()
-    expect(visit.page.locator("#batch-files li")).to_have_count(len(SAMPLES))
-    expect(visit.page.get_by_label("Instruction or question")).to_have_value("Is there a red star?")
-    expect(visit.page.get_by_label("Choices (optional)")).to_have_value("yes, no")
-    expect(visit.page.get_by_label("number input for Threshold")).to_have_value("0.9")
-    visit.screenshot("batch-reloaded-running")
-    visit.served.gate.open()
-
-    expect(finished(visit)).to_contain_text(f"{len(SAMPLES)} of {len(SAMPLES)} pictures")
-    expect(visit.page.locator("#batch-cards li")).to_have_count(len(SAMPLES))
-    lines = records(visit)
-    assert {line["picture"] for line in lines} == {path.name for path in SAMPLES}
-    visit.screenshot("batch-reloaded")
-    assert all(line["error"] is None for line in lines)
-    assert visit.served.service.num_asked == asked + len(SAMPLES), "nothing is asked twice"
-
-    visit.reload()
-    visit.open_tab("Batch")
-    expect(finished(visit)).to_contain_text(f"{len(SAMPLES)} of {len(SAMPLES)} pictures")
-    assert records(visit) == lines
-    visit.press("Clear")
-    visit.reload()
-    visit.open_tab("Batch")
-    expect(visit.page.locator("#batch-progress")).to_contain_text("No pictures yet")
-
-
 def test_batches_of_this_visitor_are_plotted_and_listed(visit: Visit) -> None:
     bad = {"name": "bad.png", "mimeType": "image/png", "buffer": b"bad"}
     add(

@@ -109,9 +109,7 @@ def _chat(values: list[Any], event: Any) -> object:
 
 def _batch(values: list[Any], event: Any) -> object:
     page, session = _page(), BatchSession()
-    *values, key = values
     _, threshold, band, choices, *_ = values
-    _await(page.batch.restore(key, session, _REQUEST))
     page.batch.add(session, event)
     page.batch.remove(session, event)
     page.batch.add_sample(session, event)
@@ -120,8 +118,6 @@ def _batch(values: list[Any], event: Any) -> object:
     page.batch.decide(session, threshold, band)
     count = _drain(page.batch.start(_REQUEST, session, *values))
     page.batch.decide(session, band, threshold)
-    _await(page.batch.restore(key, BatchSession(), _REQUEST))
-    page.batch.cancel(session)
     page.batch.clear(session)
     batch = BatchFiles(picked(event)[0], limits=_Service.limits, max_pictures=20)
     with contextlib.closing(batch) as pictures:
@@ -133,7 +129,7 @@ def _batch(values: list[Any], event: Any) -> object:
     return count
 
 
-_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {"chat": (_chat, 8), "batch": (_batch, 10)}
+_TABS: dict[str, tuple[Callable[[list[Any], Any], object], int]] = {"chat": (_chat, 8), "batch": (_batch, 9)}
 
 
 def event(data: bytes) -> str:
@@ -168,7 +164,7 @@ def _events() -> dict[str, bytes]:
     file = {"path": _UPLOAD, "orig_name": "a.jpg", "meta": {"_type": "gradio.FileData"}, "size": 7}
     events = {
         "chat": ["What is it?", 16, 0, 0.9, 0, "7", "0123456789-a key", False],
-        "batch": ["Is it red?", 0.5, 0.1, "yes, no", 16, 0, 0.9, 0, "7", "0123456789-a key"],
+        "batch": ["Is it red?", 0.5, 0.1, "yes, no", 16, 0, 0.9, 0, "7"],
     }
     files = [file, {**file, "orig_name": "pictures.zip"}, {**file, "orig_name": "folder/b.png"}]
     sent = {"index": 1, "files": files, "refused": ["`a.zip` has 3,000 MB"]}

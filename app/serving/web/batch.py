@@ -20,10 +20,9 @@ from llama_adapter.app.jobs.records.record import Record
 from llama_adapter.app.serving.http_api.schemas import MAX_TEXTS
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.batch_files import MAX_PICTURES, BatchFiles
-from llama_adapter.app.serving.web.batch_run import TICK_S, BatchRun, Result
+from llama_adapter.app.serving.web.batch_run import BatchRun, Result
 from llama_adapter.app.serving.web.batch_view import MAX_CARDS, State, cards, decisions, failures, progress_view
 from llama_adapter.app.serving.web.html import alert, render, told
-from llama_adapter.app.serving.web.kept import TAB_KEY, Kept
 from llama_adapter.app.serving.web.runs import Run, Runs
 from llama_adapter.app.serving.web.suggestions import starters_for
 from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES, Upload, place_in_uploads
@@ -45,8 +44,8 @@ from llama_adapter.app.serving.web.widgets import (
 )
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 
+TAB: Final = "batch"
 MAX_RUNS_AT_ONCE: Final = 8  # over all pages
-MAX_KEPT: Final = 64  # pages whose batch survives a reload; that of the oldest is deleted
 MAX_FILES: Final = 5_000  # of one page, with those of a folder that are no pictures
 MAX_LISTED: Final = 200  # files whose names are shown
 _DOWNLOADS: Final = (
@@ -63,8 +62,7 @@ class BatchSession:
     def __init__(self) -> None:
         self.rule = _RULE
         self.files: list[Upload] = []
-        self.asked: tuple[Any, ...] = ()  # the texts of the question and its options, as they were sent
-        self.shown = Shown(())
+        self.begin()
 
     def add(self, files: Sequence[Upload]) -> int:
         """Add files that are not there yet; returns how many are over the limit."""
@@ -73,31 +71,17 @@ class BatchSession:
         return len(files) - len(self.files)
 
     def begin(self, choices: tuple[str, ...] = ()) -> "Shown":
-        """Delete the answers, end their run and start a new list."""
-        self.shown.stop()
+        """Delete the answers and start a new list."""
         self.shown = Shown(choices)
         return self.shown
 
-    def resume(self, other: "BatchSession") -> bool:
-        """Continue the batch of another page, unless that is empty or this page has begun one meanwhile."""
-        if self.files or self.shown.task is not None or not (other.files or other.shown.task is not None):
-            return False
-        self.rule, self.files, self.asked, self.shown = other.rule, list(other.files), other.asked, other.shown
-        return True
-
 
 class Shown:
-    """One run and its results, in the order in which they were answered. Only the newest keep their thumbnails.
-
-    The run goes on when its page is left, and has other pages when it is restored.
-    """
+    """The results of one run, in the order in which they were answered. Only the newest keep their thumbnails."""
 
     def __init__(self, choices: tuple[str, ...]) -> None:
         self.choices = choices  # empty: answers are free text
-        self.run: Run | None = None  # None until it begins
-        self.task: asyncio.Task[None] | None = None  # of the run
-        self.page = ""  # the last page that showed it
-        self.progress = render("batch", "opening")
+        self.has_begun = False  # whether the page shows a run
         self.results: list[Result] = []
         self._newest: deque[Result] = deque(maxlen=MAX_CARDS)
 
@@ -105,11 +89,6 @@ class Shown:
         """Append new results."""
         self.results += [replace(result, thumbnail=None) for result in results]
         self._newest.extend(result for result in results if result.record["error"] is None)
-
-    def stop(self) -> None:
-        """End the run, if there is one; its answers stay."""
-        if self.run is not None:
-            self.run.stop()
 
     def lists(self, rule: Rule) -> list[Any]:
         """Decisions, cards and table as HTML."""
@@ -121,7 +100,7 @@ class Shown:
         ]
 
 
-def build_batch(service: Service, *, page: gr.Blocks, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
+def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> list[OnOpening]:
     """Lay out the tab and connect its events. Call it inside a `gr.Tab`."""
     events, limits = BatchEvents(service, samples=samples, runs=runs), service.limits
     session = gr.State(BatchSession(), time_to_live=SESSION_SECONDS)
@@ -155,7 +134,7 @@ def build_batch(service: Service, *, page: gr.Blocks, samples: Sequence[Path], r
             settings = build_settings()
             html_view(render("batch", "limits", max_pictures=MAX_PICTURES, limits=limits))
         with gr.Column(scale=7, min_width=300, elem_classes="la-main"):
-            progress = html_buttons(render("batch", "empty", num_files=0), elem_id="batch-progress")
+            progress = html_view(render("batch", "empty", num_files=0), elem_id="batch-progress")
             with gr.Row(elem_classes="la-buttons"):
                 downloads = [
                     gr.DownloadButton(
@@ -178,8 +157,7 @@ def build_batch(service: Service, *, page: gr.Blocks, samples: Sequence[Path], r
     latest: dict[str, Any] = {"preprocess": False, "trigger_mode": "always_last", **DIRECT}
     asked = [session, question, *sliders, *boxes, *settings]
     start.click(events.start, asked, shown, concurrency_limit=None, **raw)
-    progress.click(events.follow, session, shown, concurrency_limit=None, **raw)
-    cancel.click(events.cancel, session, **DIRECT)
+    cancel.click(events.cancel, **DIRECT)
     clear.click(events.clear, session, [files, *shown], **DIRECT)
     listed, each = [session, files, progress], {"trigger_mode": "multiple", **DIRECT}
     files.upload(events.add, session, listed, **each)
@@ -188,8 +166,6 @@ def build_batch(service: Service, *, page: gr.Blocks, samples: Sequence[Path], r
     starters.click(events.start_from, None, [question, *boxes], **DIRECT)
     gr.on([box.change for box in boxes], events.show_rule, boxes, rule, **latest)
     gr.on([threshold.change, band.change], events.decide, [session, *sliders], lists, **latest)
-    restored = [question, *boxes, rule, *sliders, files, *shown]
-    page.load(events.restore, [gr.Textbox(visible=False), session], restored, js=TAB_KEY, **DIRECT)
     return [(starters, lambda: _starters(service))]
 
 
@@ -202,7 +178,6 @@ class BatchEvents:
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs) -> None:
         self._service, self._samples, self._runs = service, samples, runs
-        self._kept: Kept[BatchSession] = Kept(MAX_KEPT)
         self._free = threading.BoundedSemaphore(MAX_RUNS_AT_ONCE)
         offered = [(option, entry) for entry in tasks() for option in entry.options if option.widget is not None]
         self.options = [option for option, _ in offered]  # each has a text box
@@ -215,65 +190,29 @@ class BatchEvents:
 
         `values` are the texts of the options, then the settings of answers.
         """
-        texts = values[: len(self.options)]
-        try:
-            asked = self._question(question, texts)
-            sampling = sampling_of(*values[len(self.options) :])
-            if not session.files:
-                raise ValueError("Add pictures, a folder or a zip first")
-        except Exception as error:
-            yield _update(session, progress=alert(*told(error)), is_running=False)
-            return
+        page, chosen = str(request.session_hash), tuple(session.files)
         if not self._free.acquire(blocking=False):
             problem = f"{MAX_RUNS_AT_ONCE} batches are running, which is the limit."
             yield _update(session, progress=alert(problem, "try again when one of them has ended"))
             return
-        session.rule, session.asked = _rule(threshold, band), (question, *texts)
-        shown = session.begin(asked.task.continuations)
-        shown.page, shown.run = str(request.session_hash), Run()
-        shown.task = asyncio.create_task(self._run(shown, shown.run, tuple(session.files), asked, sampling))
-        shown.task.add_done_callback(lambda _: self._free.release())
-        async with aclosing(self.follow(session)) as updates:
-            async for update in updates:
-                yield update
+        try:
+            asked = self._question(question, values[: len(self.options)])
+            sampling = sampling_of(*values[len(self.options) :])
+            if not chosen:
+                raise ValueError("Add pictures, a folder or a zip first")
+            session.rule = _rule(threshold, band)
+            with self._runs.open(page, TAB) as run:
+                async with aclosing(self._run(session, chosen, asked, sampling, run=run, page=page)) as updates:
+                    async for update in updates:
+                        yield update
+        except Exception as error:
+            yield _update(session, progress=alert(*told(error)), is_running=False)
+        finally:
+            self._free.release()
 
-    async def follow(self, session: BatchSession) -> AsyncGenerator[list[Any]]:
-        """Updates of the page until its run has ended and the downloads are written. The run does not need them."""
-        shown, num_shown = session.shown, -1
-        while shown.task is not None and not shown.task.done():
-            is_first, has_new = num_shown < 0, num_shown != len(shown.results)
-            num_shown = len(shown.results)
-            new = shown if has_new else None
-            yield _update(session, progress=shown.progress, shown=new, is_running=True if is_first else None)
-            await asyncio.wait([shown.task], timeout=TICK_S)
-            if session.shown is not shown:  # a later run has begun
-                return
-        yield await _ended(session)
-
-    async def restore(self, key: Any, session: BatchSession, request: gr.Request) -> list[Any]:
-        """A page was opened or reloaded: continues the batch that its tab of the browser had before.
-
-        Returns question, options, the rule's visibility and sliders, files, and the outputs of `follow`, which the page
-        then asks for if the batch is running.
-        """
-        before = self._kept.replace(key, session)
-        if before is None or not session.resume(before):
-            return [*[gr.skip()] * (5 + len(self.options)), *_update(session, progress=gr.skip())]
-        shown, texts = session.shown, session.asked or [gr.skip()] * (1 + len(self.options))
-        shown.page = str(request.session_hash)
-        if shown.task is None:
-            update = _update(session, progress=render("batch", "empty", num_files=len(session.files)))
-        elif shown.task.done():
-            update = await _ended(session)
-        else:
-            progress = shown.progress + render("batch", "follow")
-            update = _update(session, progress=progress, shown=shown, is_running=True)
-        sliders = [session.rule.threshold, session.rule.band]
-        return [*texts, self.show_rule(*texts[1:]), *sliders, self.files(session), *update]
-
-    def cancel(self, session: BatchSession) -> None:
-        """End the run. The handler that follows it then updates the page."""
-        session.shown.stop()
+    def cancel(self, request: gr.Request) -> None:
+        """End the run. The handler that streams it then updates the page."""
+        self._runs.stop(str(request.session_hash), TAB)
 
     def clear(self, session: BatchSession) -> list[Any]:
         """Delete the files and the answers from the page."""
@@ -326,7 +265,7 @@ class BatchEvents:
     def _listed(self, session: BatchSession, **told: Any) -> list[Any]:
         """Before the first run, the progress shows how many files there are."""
         count = render("batch", "empty", num_files=len(session.files))
-        return [session, self.files(session, **told), count if session.shown.task is None else gr.skip()]
+        return [session, self.files(session, **told), gr.skip() if session.shown.has_begun else count]
 
     def start_from(self, event: gr.EventData) -> list[Any]:
         """A suggested question was pressed: fills in the question and its options."""
@@ -361,56 +300,55 @@ class BatchEvents:
         return asked
 
     async def _run(
-        self, shown: Shown, run: Run, chosen: Sequence[Upload], question: Question, sampling: SamplingParams
-    ) -> None:
-        """One run, from opening the files to its last answer. Its page may be left and restored meanwhile."""
-        try:
-            with closing(await asyncio.to_thread(BatchFiles, chosen, limits=self._service.limits)) as files:
-                batch = BatchRun(
-                    self._service,
-                    files.pictures,
-                    question=question,
-                    sampling=sampling,
-                    run=run,
-                    client=f"batch of page {shown.page}",
-                    num_pictures=len(files.pictures),
-                    has_thumbnails=True,
-                )
-                trouble = ""
-                try:
-                    async with aclosing(batch.results()) as ticks:
-                        async for new in ticks:
-                            shown.add(new)
-                            shown.progress = progress_view(batch.progress, state="running", notes=files.notes)
-                except Exception as error:
-                    trouble = " ".join(told(error)).strip()
-            figures = batch.figures()
-            if figures.num_pictures:
-                self._runs.history(shown.page).append(figures)
-            is_whole = batch.progress.num_done == batch.progress.num_pictures
-            state: State = "failed" if trouble else "done" if is_whole else "cancelled"
-            shown.progress = progress_view(batch.progress, state=state, notes=files.notes, trouble=trouble)
-        except Exception as error:
-            shown.progress = alert(*told(error))
-        finally:
-            run.stop()
-
-
-async def _ended(session: BatchSession) -> list[Any]:
-    """The values of `_update` after a run. Its downloads are written again, because files are deleted after hours."""
-    shown = session.shown
-    records = [result.record for result in sorted(shown.results, key=lambda result: result.index)]
-    try:
-        paths = await asyncio.to_thread(_write_downloads, records) if records else None
-    except Exception as error:
-        return _update(session, progress=alert(*told(error)), shown=shown, is_running=False)
-    return _update(session, progress=shown.progress, shown=shown, paths=paths, is_running=False)
+        self,
+        session: BatchSession,
+        chosen: Sequence[Upload],
+        question: Question,
+        sampling: SamplingParams,
+        *,
+        run: Run,
+        page: str,
+    ) -> AsyncGenerator[list[Any]]:
+        """One run, from opening the files to its downloads."""
+        shown = session.begin(question.task.continuations)
+        shown.has_begun = True
+        history = self._runs.history(page)
+        yield _update(session, progress=render("batch", "opening"), shown=shown, is_running=True)
+        with closing(await asyncio.to_thread(BatchFiles, chosen, limits=self._service.limits)) as files:
+            batch = BatchRun(
+                self._service,
+                files.pictures,
+                question=question,
+                sampling=sampling,
+                run=run,
+                client=f"batch of page {page}",
+                num_pictures=len(files.pictures),
+                has_thumbnails=True,
+            )
+            trouble = ""
+            try:
+                async with aclosing(batch.results()) as ticks:
+                    async for new in ticks:
+                        shown.add(new)
+                        progress = progress_view(batch.progress, state="running", notes=files.notes)
+                        yield _update(session, progress=progress, shown=shown if new else None)
+            except Exception as error:
+                trouble = " ".join(told(error)).strip()
+        figures = batch.figures()
+        if figures.num_pictures:
+            history.append(figures)
+        records = [result.record for result in sorted(shown.results, key=lambda result: result.index)]
+        paths = await asyncio.to_thread(_write_downloads, records, batch.run_id) if records else None
+        is_whole = batch.progress.num_done == batch.progress.num_pictures
+        state: State = "failed" if trouble else "done" if is_whole else "cancelled"
+        progress = progress_view(batch.progress, state=state, notes=files.notes, trouble=trouble)
+        yield _update(session, progress=progress, shown=shown, paths=paths, is_running=False)
 
 
 def _update(
     session: BatchSession,
     *,
-    progress: Any,
+    progress: str,
     shown: Shown | None = None,
     paths: Sequence[str | None] | None = None,
     is_running: bool | None = None,
@@ -439,10 +377,10 @@ def _share(value: Any, *, default: float) -> float:
     return float(min(max(value, 0.0), 1.0))  # clamped first: an integer may be too large for a float
 
 
-def _write_downloads(records: Sequence[Record]) -> list[str]:
+def _write_downloads(records: Sequence[Record], run_id: str) -> list[str]:
     """Write the files of `_DOWNLOADS` into the folder of uploads, which the page may serve."""
     folder = utils.get_upload_folder()
     return [
-        str(processing_utils.save_bytes_to_cache(make(records), f"answers-{records[0]['run']}.{suffix}", folder))
+        str(processing_utils.save_bytes_to_cache(make(records), f"answers-{run_id}.{suffix}", folder))
         for _, suffix, make in _DOWNLOADS
     ]

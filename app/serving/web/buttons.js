@@ -5,10 +5,8 @@ element.addEventListener('click', (event) => {
     if (button) trigger('click', {index: Number(button.dataset.index)});
 });
 
-// A restored page asks the question again whose answer was interrupted, and follows a batch that is running.
-const pressMarked = () => element.querySelector('[data-is-pressed]')?.click();
-watch('value', pressMarked);
-pressMarked(); // in a tab of the page that was not open when it was restored
+// A restored page asks the question again whose answer was interrupted.
+watch('value', () => element.querySelector('[data-is-pressed]')?.click());
 
 const buttonsAround = (button) => Array.from(button.closest('[role=toolbar]')?.querySelectorAll('button') ?? []);
 

@@ -1,6 +1,7 @@
 """The Chat tab: one picture, questions about it, and streamed answers."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -13,7 +14,6 @@ from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.app.serving.web.chat_session import ChatSession, Turn, answer_turns, look
 from llama_adapter.app.serving.web.html import alert, render
-from llama_adapter.app.serving.web.kept import TAB_KEY, Kept
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.suggestions import Starter, is_embedded, starters_for
 from llama_adapter.app.serving.web.uploads import Upload, place_in_uploads
@@ -39,6 +39,14 @@ MAX_FILES: Final = 8  # files of one choice, until one of them is a picture
 _ALONE: Final = "Each question stands alone: the model does not see the earlier ones."
 _TOGETHER: Final = "The model sees the earlier questions and answers of this chat too."
 _WITHOUT: Final = "Without a picture"
+# A random key of the browser's tab, which a reload and going back keep.
+_TOKEN: Final = """(_, session) => {
+    try {
+        return [sessionStorage.llamaAdapterChat ??= crypto.getRandomValues(new Uint32Array(4)).join('-'), session];
+    } catch {
+        return [null, session]; // the browser stores nothing
+    }
+}"""
 _RETRY, _CLEAR = 0, 1  # indices of the buttons below the last answer
 
 
@@ -120,7 +128,7 @@ def build_chat(
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    page.load(events.restore, [kept, session], [without, *chosen], js=TAB_KEY, **DIRECT)
+    page.load(events.restore, [kept, session], [without, *chosen], js=_TOKEN, **DIRECT)
 
 
 class ChatEvents:
@@ -131,13 +139,18 @@ class ChatEvents:
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs, sees_pictures: bool = True) -> None:
         self._service, self._samples, self._runs, self._sees_pictures = service, samples, runs, sees_pictures
-        self._kept: Kept[ChatSession] = Kept(MAX_KEPT)
+        self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by token, a secret of one browser
 
     # Outputs: session, picture, log, suggestions, Ask, Stop, notice
 
-    def restore(self, key: Any, session: ChatSession) -> list[Any]:
+    def restore(self, token: Any, session: ChatSession) -> list[Any]:
         """A page was opened or reloaded: continues the chat that its tab of the browser had before."""
-        before = self._kept.replace(key, session)
+        if not isinstance(token, str) or not 16 <= len(token) <= 100:
+            return [gr.skip()] * 8
+        before = self._kept.pop(token, None)
+        self._kept[token] = session
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
         if before is None or not session.resume(before):
             return [gr.skip(), session, *[gr.skip()] * 6]
         shown = self._shown(session)

@@ -69,7 +69,7 @@ def build_page(service: Service, *, samples: Sequence[Path], reports: tuple[Save
                 )
             if sees_pictures:
                 with gr.Tab("Batch", id="batch"):
-                    opening += build_batch(service, page=page, samples=samples, runs=runs)
+                    opening += build_batch(service, samples=samples, runs=runs)
                 with gr.Tab("Throughput", id="throughput") as tab:
                     _build_measurements(runs=runs, reports=reports, tab=tab)
             elif reports:  # a report may be of any model, also of one for texts only

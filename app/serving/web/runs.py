@@ -1,7 +1,5 @@
 """The requests of each open page, so that Stop and closing the page cancel them, and the figures of its runs.
 
-A batch goes on without its page, so `batch.py` keeps its `Run` itself.
-
 Imports no Gradio.
 """
 

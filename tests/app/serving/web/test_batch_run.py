@@ -130,7 +130,7 @@ def test_too_many_batches_at_once_are_refused(service: Service, monkeypatch: pyt
         first = start("first")
         await anext(first)
         refused = [update[0] async for update in start("second")]
-        _ = [update async for update in first]
+        await first.aclose()
         return [*refused, *[update[0] async for update in start("second")]]
 
     with private_uploads():
