@@ -37,8 +37,8 @@ def plain_text(value: Value) -> Value:
 
 
 def one_line(text: str) -> str:
-    """The text on one line: each run of white space becomes one space."""
-    return " ".join(text.split())
+    """The lines of a text on one line, without white space around them and without empty lines."""
+    return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
 def counted(number: int, noun: str, *, plural: str | None = None) -> str:

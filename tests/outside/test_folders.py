@@ -229,6 +229,17 @@ def test_classes_with_tables_stay_classes(place: str, first: str, second: str, n
     assert (found.left_out.note()[: len(note)], bool(found.left_out)) == (note, bool(note))
 
 
+@pytest.mark.parametrize("place", ["", "train/"])
+@pytest.mark.parametrize("table", ["classes.json", "cats/a.parquet"])
+def test_classes_may_be_links_beside_tables(place: str, table: str, tmp_path: Path) -> None:
+    real, folder = tree(tmp_path / "real", **{"cats/1.png": "1", "dogs/1.png": "2"}), tmp_path / "linked"
+    (folder / place).mkdir(parents=True)
+    for name in ("cats", "dogs"):
+        (folder / place / name).symlink_to(real / name)
+    (folder / place / table).write_text("{}")
+    assert [one.answers for one in read_examples(str(folder)).examples] == [("cats",), ("dogs",)]
+
+
 def test_the_tables_of_albums_are_named_by_a_pattern(tmp_path: Path) -> None:
     rows = {f"{name}__metadata.jsonl": json.dumps({"file_name": "1.png", "text": name}) for name in ("2023", "2024")}
     folder = tree(tmp_path, **rows, **{f"{name}__1.png": name for name in ("2023", "2024")})

@@ -220,6 +220,7 @@ ASKED_OF = {"question": "What is it?", "answer": "a liver"}
         ([{"file_names": ["a.png", "b.png"], **ASKED_OF}], "file_names"),  # of the `datasets` library
         ([{"media": [{"path": "a.jpg", "bytes": None}], **ASKED_OF}], "media"),
         ([{"image_base64": "iVBORw0KGgo=", **ASKED_OF}], "image_base64"),
+        ([{"photos": [{"path": "a.jpg"}], **ASKED_OF}], "photos"),
     ],
 )
 def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, column: str, tmp_path: Path) -> None:
@@ -240,6 +241,8 @@ def test_a_picture_in_an_unknown_column_does_not_become_a_text(data: object, col
         ({"photos": 0, "photo": 12, "image_data": False, "pictures": "none"}, False),
         ({"photos": 12}, False),
         ({"tags": ["a.png"], "files": ["readme.png"]}, False),
+        ({"meta": {"path": "s.png"}, "attachments": [{"path": "s.png"}]}, False),
+        ({"image_id": True}, False),
         ({"source": "a.png", "image": None}, True),
         ({"img_id": 1, "images": []}, True),
     ],
@@ -319,21 +322,24 @@ def test_lines_of_json_in_another_encoding_are_said_once_for_the_file(tmp_path: 
 
 def test_a_verdict_of_prodigy_is_no_answer(tmp_path: Path) -> None:
     rows = [{"image": f"{n}.png", "caption": n, "_task_hash": 1, "answer": n} for n in ("accept", "reject", "ignore")]
+    rows += [{"image": "a.png", "caption": "a", "_task_hash": 2}, {"image": "b.png", "answer": "b", "_task_hash": 3}]
     found = examples(tmp_path, rows)
-    assert [(one.answers, one.task) for one in found.examples] == [(("accept",), "caption")]
+    answers = [(one.answers[0], one.task) for one in found.examples]
+    assert answers == [("accept", "caption"), ("a", "caption"), ("b", "answer")]
     assert found.left_out.note().startswith("rows that were not accepted: 2 (first: ")
 
 
 def test_pictures_of_another_column_of_parquet_are_named(tmp_path: Path) -> None:
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     red = (HERE / "tables" / "red.png").read_bytes()
-    for value in (red, {"bytes": red, "path": None}):
-        pq.write_table(pa.Table.from_pylist([{"jpg": value, **ASKED_OF}]), tmp_path / "t.parquet")
+    for name, value in (("img", red), ("jpg", {"bytes": red, "path": None})):
+        pq.write_table(pa.Table.from_pylist([{name: value, **ASKED_OF}]), tmp_path / "t.parquet")
         with pytest.raises(InputsError, match="its examples have none") as refused:
             read_examples(str(tmp_path / "t.parquet"))
-        assert "line 1: it has jpg, and no picture in a column" in refused.value.details[0]
-    pq.write_table(pa.Table.from_pylist([{"md5": b"\xff\xd8", **ASKED_OF}]), tmp_path / "t.parquet")
-    assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]
+        assert f"line 1: it has {name}, and no picture in a column" in refused.value.details[0]
+    for value in (b"\xff\xd8", b"II*\0abc", {"bytes": b"RIFF\0\0\0\0WAVEfmt ", "path": "a.wav"}):
+        pq.write_table(pa.Table.from_pylist([{"embedding": value, **ASKED_OF}]), tmp_path / "t.parquet")
+        assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]
 
 
 @pytest.mark.parametrize(
@@ -355,6 +361,37 @@ def test_pictures_of_coco_are_found_in_its_folders_and_in_a_named_one(
     columns = Columns(picture_folder=folder and str(tmp_path / folder))
     found = read_examples(str(tmp_path / "t.json"), columns=columns)
     assert [one.item.source for one in found.examples] == [str(tmp_path / picture)]
+
+
+def test_pictures_of_coco_are_those_of_its_folders_first(tmp_path: Path) -> None:
+    data = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
+    for names in ((), ("a.png", "train2014/a.png")):
+        for name in names:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).touch()
+        assert [one.item.source for one in examples(tmp_path, data).examples] == [str(tmp_path / "train2014" / "a.png")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"images": [{"filename": "a.jpg", "filepath": "val2014", "sentences": [{"raw": "y"}]}]},
+        {
+            "questions": [{"image_id": "a.jpg", "question_id": 1, "question": "q"}],
+            "annotations": [{"question_id": 1, "answers": [{"answer": "y"}]}],
+            "data_subtype": "val2014",
+        },
+    ],
+)
+@pytest.mark.parametrize("picture", ["a.jpg", "val2014/a.jpg"])
+def test_pictures_of_other_sets_are_found_in_a_named_folder(picture: str, data: object, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "t.json").write_text(json.dumps(data))
+    (tmp_path / "photos" / picture).parent.mkdir(parents=True)
+    (tmp_path / "photos" / picture).touch()
+    columns = Columns(picture_folder=str(tmp_path / "photos"))
+    found = read_examples(str(tmp_path / "sets" / "t.json"), columns=columns, digests=False)
+    assert [(one.item.source, one.answers) for one in found.examples] == [(str(tmp_path / "photos" / picture), ("y",))]
 
 
 @pytest.mark.parametrize("names", [("Image", "image"), ("image", "Image"), (" Foo", "Foo"), ("Foo", " Foo")])

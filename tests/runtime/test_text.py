@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_adapter.runtime.text import counted, markdown_text, shown_text
+from llama_adapter.runtime.text import counted, markdown_text, one_line, shown_text
 from tests.markdown import NASTY, elements_of
 
 
@@ -34,6 +34,19 @@ def test_dialects_with_bare_links_find_none() -> None:
 def test_plain_text_is_not_changed() -> None:
     for text in ("a red star, 2.5 % (-3)", "-1", "12-red-star.jpg", "Mr. Fox: yes!", "+0.5%", "1.5"):
         assert markdown_text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a  b", "a  b"),
+        ("\u3042\u3000\u3044", "\u3042\u3000\u3044"),
+        ("a\u00a0!", "a\u00a0!"),
+        (" a\n\n\t- b \r\nc", "a - b c"),
+    ],
+)
+def test_lines_are_joined_and_white_space_inside_them_stays(text: str, line: str) -> None:
+    assert one_line(text) == line
 
 
 def test_a_noun_is_in_the_plural_unless_there_is_one() -> None:

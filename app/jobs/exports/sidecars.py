@@ -146,13 +146,14 @@ class SidecarFiles:
             raise _RefusedError("there is no such picture; name a folder as --out for its text")
 
     def _put(self, folder: str, name: str, text: str) -> None:
-        """Write one file, unless it has this text or is kept."""
+        """Write one file, unless it is kept or has this text, also in lines, as earlier versions wrote it."""
         self._open_folder(folder)
         is_there, there = _content(name, self._folder)
         if is_there:
             old = self._old_text(name, there)
             wanted = self._format.read(self._format.write(text, None))
-            if old == wanted or (self._existing == "extend" and old is not None and _has_part(old, wanted)):
+            is_same = old == wanted or (old is not None and self._existing != "replace" and one_line(old) == wanted)
+            if is_same or (self._existing == "extend" and old is not None and _has_part(old, one_line(wanted))):
                 self.num_same += 1
                 return
             if old != "":

@@ -1,8 +1,10 @@
 """Reads the DATA arguments of commands: tables, folders by class, archives and known sets, as checked examples."""
 
+import glob
 import os
+import shlex
 from collections.abc import Sequence
-from itertools import chain, combinations, product
+from itertools import chain, combinations, product, starmap
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
 from llama_adapter.app.learning.labelled.example import Examples
@@ -20,6 +22,7 @@ from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.folders import folder_inputs, has_picture_suffix
+from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
 from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES
 from llama_adapter.runtime.errors import UsageError
@@ -161,15 +164,14 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     if beside is not None:
         found = beside
     elif not has_any:
-        places = split_folders(folder)
-        classes = {name for place, _ in places for name in sub_folders(place)}
-        has_pictures = next(folder_inputs(folder, recursive=True)).source != folder
-        below = [] if has_pictures else [table for place, _ in places for table in _tables_below(place)]
-        if below or (len(classes) < 2 and (not classes or tables)):
-            raise _is_none_of_the_forms(folder, below or tables)
-        found = class_examples(folder, columns=columns)
-        inside = (os.path.join(place, *names) for place, _ in places for names in product(sub_folders(place), METADATA))
-        for table in chain(tables, filter(os.path.isfile, inside)):
+        folders = [os.path.join(place, name) for place, _ in split_folders(folder) for name in sub_folders(place)]
+        classes = set(map(os.path.basename, folders))
+        found, others = class_examples(folder, columns=columns), LeftOut()
+        is_empty = not found.examples and next(folder_inputs(folder, recursive=True, left_out=others)).source == folder
+        hint = _hint_about_tables_below(folder) if is_empty and not others else ""
+        if hint or (len(classes) < 2 and (not classes or tables)):
+            raise _is_none_of_the_forms(folder, tables, hint=hint)
+        for table in chain(tables, filter(os.path.isfile, starmap(os.path.join, product(folders, METADATA)))):
             found.left_out.add("tables beside and in the folders of classes", table)
         splits = sorted(name for name in classes if split_in(name)[0] and split_name(name) not in SPLITS)
         if are_splits(splits):
@@ -178,28 +180,24 @@ def _folder(folder: str, *, columns: Columns) -> Examples:
     return found
 
 
-def _tables_below(folder: str) -> list[str]:
-    """The tables in a folder and below, in natural order, without those in folders that `sub_folders` leaves out."""
-    found = list[str]()
+def _hint_about_tables_below(folder: str) -> str:
+    """What to do with the first Parquet tables in sub-folders, or the first Arrow files; "" if there are none."""
     for place, names, files in os.walk(folder):
         names[:] = sub_folders(place)
-        found += [os.path.join(place, name) for name in files if name.lower().endswith((*TABLE_SUFFIXES, ".arrow"))]
-    return sorted(found, key=natural_key)
+        if any(name.endswith(".arrow") for name in files):  # written by save_to_disk of the `datasets` library
+            return "write its rows as Parquet: datasets.load_from_disk reads them, and to_parquet writes each split"
+        if place != folder and any(name.endswith(".parquet") for name in files):
+            return f"name the tables: {shlex.quote(shown_name(os.path.join(glob.escape(place), '*.parquet')))}"
+    return ""
 
 
-def _is_none_of_the_forms(folder: str, tables: list[str]) -> InputsError:
-    tables = [table for table in tables if table.endswith(".parquet")] or tables
+def _is_none_of_the_forms(folder: str, tables: list[str], *, hint: str) -> InputsError:
     tables.sort(key=lambda table: _split_of(table) != "train")
-    beside = [table for table in tables if os.path.dirname(table) == os.path.dirname(tables[0])]
-    named = list(map(shown_name, beside if _are_split_files(beside) else tables[:1]))
-    if beside and beside[0].endswith(".parquet") and len(beside) > len(set(map(_split_of, beside))):  # shards
-        named = [f"'{shown_name(os.path.dirname(beside[0]))}/*.parquet'"]
-    hint = "put the pictures of each class into a folder with its name"
-    if any(table.endswith(".arrow") for table in tables):  # written by save_to_disk of the `datasets` library
-        hint = "write its rows as Parquet: datasets.load_from_disk reads them, and to_parquet writes each split"
-    elif tables:
-        hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(named)}"
-    return InputsError(f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these.", hint=hint)
+    named = tables if _are_split_files(tables) else tables[:1]
+    if tables and not hint:
+        hint = f"name the {'tables themselves' if named[1:] else 'table itself'}: {' '.join(map(shown_name, named))}"
+    message = f"Wanted {_FORMS}, got the folder `{shown_name(folder)}`, which is none of these."
+    return InputsError(message, hint=hint or "put the pictures of each class into a folder with its name")
 
 
 def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:

@@ -46,10 +46,8 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-_LIKE_PICTURES = re.compile(
-    r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64)?", re.IGNORECASE
-)  # columns
-_LIKE_LISTS = re.compile(rf"{_LIKE_PICTURES.pattern}s|file[ _-]?names", re.IGNORECASE)  # of pictures
+_LIKE_PICTURES = re.compile(r"(image|img|picture|photo)[ _-]?(id|name|path|file|url|base64|b64)?", re.IGNORECASE)
+_LIKE_LISTS = re.compile(rf"{_LIKE_PICTURES.pattern}s|file[ _-]?names", re.IGNORECASE)  # columns, as above
 NO_PICTURE_COLUMN = (
     f"no picture in a column {named(PICTURE_COLUMNS)}: call the column of the pictures `picture`; if the row is a "
     "text, leave that out, or write null as its picture"
@@ -122,8 +120,8 @@ def add_row(
     row = by_known_name(values, KNOWN)
     if row.keys() <= {_URL, *CAPTION_COLUMNS, _PART, _SPLIT} and _URL in row:
         row["picture"] = row.pop(_URL)
-    if "_task_hash" in row and row.pop("answer", None) != "accept":  # in Prodigy's rows, a verdict on the row
-        found.left_out.add("rows that were not accepted", place)
+    if "_task_hash" in row and row.get("answer") in ("accept", "reject", "ignore") and row.pop("answer") != "accept":
+        found.left_out.add("rows that were not accepted", place)  # by Prodigy's users: the answer is a verdict
         return True
     examples = []
     try:
@@ -236,21 +234,24 @@ def _picture(row: Mapping[str, object], *, root: str, place: str) -> PictureInpu
 
 def _like_pictures(row: Mapping[str, object]) -> list[str]:
     """Names of other columns than `PICTURE_COLUMNS` that seem to name a picture."""
-    others = {name: one for name, one in row.items() if one != [] and not _is_blank(one) and name not in _READ}
-    return [name for name, one in others.items() if _is_like_a_picture(one, name=name)]
+    others = {name: one for name, one in row.items() if not (one == [] or isinstance(one, bool) or name in _READ)}
+    return [name for name, one in others.items() if not _is_blank(one) and _is_like_a_picture(one, name=name)]
 
 
 def _is_like_a_picture(value: object, *, name: str) -> bool:
-    """Whether a value is the name or the content of a picture, an object with one of these, or a list that begins so.
+    """Whether a value is the name of a picture, an object with the bytes and path of one, or a list that begins so.
 
     Of columns that are called as those of pictures, any text or object is one, and numbers are if they are an `id`.
     """
     if _LIKE_PICTURES.fullmatch(name) and (not isinstance(value, int | float) or name.lower().endswith("id")):
         return True
+    is_list = _LIKE_LISTS.fullmatch(name)
     if isinstance(value, list):  # a list of names may be of tags or other files
-        value = value[0] if _LIKE_LISTS.fullmatch(name) or not isinstance(value[0], str) else None
-    value = (value.get("bytes") or value.get("path")) if isinstance(value, dict) else value
-    return begins_like(value) is not None if isinstance(value, bytes) else has_picture_suffix(str(value))
+        value = value[0] if is_list or not isinstance(value[0], str) else None
+    if isinstance(value, dict) and (is_list or value.keys() >= {"bytes", "path"}):
+        value = value.get("bytes") or value.get("path")
+        return begins_like(value) is not None if isinstance(value, bytes) else has_picture_suffix(str(value))
+    return has_picture_suffix(str(value))
 
 
 def _example(

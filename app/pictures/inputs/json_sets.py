@@ -11,7 +11,7 @@ from llama_adapter.app.pictures.inputs.fields import KNOWN_COLUMNS, PICTURE_COLU
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix
 
 Values = dict[str, Any]
-_FOLDERS = ("", "train2014", "val2014", "train2017", "val2017", "images")  # of COCO's pictures
+_FOLDERS = ("train2014", "val2014", "train2017", "val2017", "images", "")  # of COCO's pictures
 
 
 def set_rows(data: Any, *, folder: str) -> Sequence[object] | None:

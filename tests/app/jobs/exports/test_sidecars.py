@@ -136,6 +136,24 @@ def test_a_text_is_extended_unless_it_has_the_part_already(tmp_path: Path, befor
         assert (tmp_path / "a.txt").read_bytes().decode() == after
 
 
+@pytest.mark.parametrize("existing", ["refuse", "keep", "extend", "replace"])
+def test_a_text_that_was_written_in_lines_is_the_same_on_one(tmp_path: Path, existing: str) -> None:
+    (picture,) = pictures(tmp_path, "a.png")
+    (tmp_path / "a.txt").write_text("A star.\n- red\n")
+    files = write(None, {picture: "A star. - red"}, existing=existing)
+    is_replaced = existing == "replace"
+    assert (files.num_same, files.num_written, files.refusals.count) == (not is_replaced, is_replaced, 0)
+    assert (tmp_path / "a.txt").read_text() == ("A star. - red\n" if is_replaced else "A star.\n- red\n")
+
+
+def test_a_description_is_extended_once_by_a_text_of_several_lines(tmp_path: Path) -> None:
+    (picture,) = pictures(tmp_path, "a.png")
+    (tmp_path / "a.png.xmp").write_bytes(with_description("title", None))
+    for num_written in (1, 0):
+        assert write(None, {picture: "a\nb"}, text_format=XMP, existing="extend").num_written == num_written
+    assert description_of((tmp_path / "a.png.xmp").read_bytes()) == "title, a\nb"
+
+
 @pytest.mark.parametrize("existing", ["replace", "extend"])
 def test_a_file_that_is_no_text_is_never_changed(tmp_path: Path, existing: str) -> None:
     first, second = pictures(tmp_path, "a.png", "b.png")

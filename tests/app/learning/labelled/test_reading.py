@@ -341,17 +341,11 @@ def test_a_table_beside_pictures_is_to_be_named_itself(names: list[str], told: s
     [
         (
             ["README.md", "data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet", "infos.json"],
-            "name the tables themselves: {0}/data/train-00000-of-00001.parquet {0}/data/test-00000-of-00001.parquet",
+            "name the tables: '{0}/data/*.parquet'",
         ),
-        (["a/train-0.parquet", "b/train-0.parquet", ".cache/c.json"], "name the table itself: {0}/a/train-0.parquet"),
-        (
-            [f"data/{name}-0000{number}-of-00002.parquet" for name in ("test", "train") for number in "01"],
-            "name the table itself: '{0}/data/*.parquet'",
-        ),
-        (
-            ["a.training/data.json", "a.training/train.csv", "@eaDir/a.csv", "b/c.csv"],
-            "name the table itself: {0}/b/c.csv",
-        ),
+        (["a[1]/train-0.parquet", "b/train-0.parquet", ".cache/c.parquet"], "name the tables: '{0}/a[[]1]/*.parquet'"),
+        (["a.training/data.json", "a.training/a.parquet", "b/c.parquet"], "name the tables: '{0}/b/*.parquet'"),
+        (["a.csv", "1.png", "b/c.parquet"], "name the table itself: {0}/a.csv"),
         (["state.json", "data-0.arrow"], "write its rows as Parquet: datasets.load_from_disk reads them"),
         (["dataset_dict.json", "train/state.json", "train/data-0.arrow"], "write its rows as Parquet"),
     ],
@@ -361,6 +355,21 @@ def test_tables_without_pictures_are_to_be_named_or_written_anew(names: list[str
     with pytest.raises(InputsError, match="none of these") as refused:
         read_examples(str(fill(tmp_path, *names)))
     assert refused.value.hint.startswith(told.format(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cats/1.jxl", "cats/a.parquet", "dogs/1.jxl"],
+        ["cats/a.csv", "dogs/.keep", "info.json"],
+        ["cats/@eaDir/1.png", "dogs/a.parquet"],
+    ],
+)
+def test_classes_without_pictures_are_told_so(names: list[str], tmp_path: Path) -> None:
+    found = read_examples(str(fill(tmp_path, *names)))
+    assert {one.place: one.reason for one in found.problems if not one.is_warning} == {
+        str(tmp_path / name): "the folder of this class has no pictures" for name in ("cats", "dogs")
+    }
 
 
 @pytest.mark.parametrize(
