@@ -117,13 +117,11 @@ def open_loras(
     }
     loras = tuple(_open(*_split_weight(text), names=names, is_bundle=contained is not None) for text in texts)
     if loras and contained:
-        _require_unmixed(loras, config, contained, name=name)
+        _require_unmixed(loras, config, contained, name)
     return loras
 
 
-def _require_unmixed(
-    loras: Sequence[LoraFolder], config: DecoderConfig, contained: Collection[str], *, name: str
-) -> None:
+def _require_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, contained: Collection[str], name: str) -> None:
     hint = "name the LLaMA that the bundle was made of as --llama-dir"
     hint += ", and its adapter as --adapter" if {"gates", "scales"} & {*contained} else ""
     if factors := [what for label, what in _FACTORS.items() if label in contained]:
@@ -285,8 +283,8 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
-    rows = [f"{module}.{kind}" for module, (name, _) in names.items() if name in _ENDS for kind in ("weight", "lora_B")]
-    if is_bundle and any(shapes[key][:1] != wanted[key][:1] for key in rows if key in shapes and key in wanted):
+    ends = {f"{module}.{kind}" for module, (name, _) in names.items() if name in _ENDS for kind in ("weight", "lora_B")}
+    if is_bundle and any(shapes[key][:1] != wanted[key][:1] for key in ends & shapes.keys() & wanted.keys()):
         meaning += "; for rows of padding, which a bundle lacks, name the LLaMA that it was made of as --llama-dir"
     check_names(list(found), list(wanted), what=what, meaning=meaning)
     check_shapes(shapes, wanted, what=what, meaning=meaning)
