@@ -29,7 +29,7 @@ from llama_adapter.app.command_line.names import locate_names
 from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.command_line.values import spec_from
 from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
-from llama_adapter.runtime.errors import LlamaAdapterError, UsageError
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import meant
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
 from llama_adapter.runtime.torch_import import prepare_imports
@@ -59,10 +59,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
             if (place := launched_follower(num_ranks)) is not None:
                 return _follow(options, place)
         return run(options)
-    except LlamaAdapterError as error:
-        error.hint = error.hint or (help_hint(options.prog) if isinstance(error, UsageError) else "")
-        if vars(options).keys() & {"model", "llama_dir"} == {"model"}:
-            error.hint = error.hint.replace("--llama-dir", "--model")  # which takes a LLaMA's folder in these commands
+    except UsageError as error:
+        error.hint = error.hint or help_hint(options.prog)
         raise
 
 

@@ -77,7 +77,7 @@ def import_line(words: Sequence[str]) -> Imported | None:
     """
     source, folder = "the command line", Path()
     name, options = _find_script([*map(Word, words)], source=source)
-    shell = re.compile(r"(.*/)?(ba)?sh|\.|source|-[abd-z]+")  # and its switches, such as -x, but not -c
+    shell = re.compile(r"(.*/)?(ba)?sh|\.|source|-[^\Wc]+|--login|pipefail")  # and its switches, such as -x, but not -c
     file, *given = [*dropwhile(shell.fullmatch, words)] or [""]
     is_sh = not name and file.endswith(".sh")
     if is_sh:
@@ -86,9 +86,9 @@ def import_line(words: Sequence[str]) -> Imported | None:
     if name and not Path(name).exists() and not (is_sh and given):
         return _import_options(name, options, source=source, folder=folder)
     if is_sh:
-        what = f"`{name}`, which is a file here" if name else "no script of another system"
-        what = "arguments after a .sh file are not passed on" if given else f"`{source}` runs {what}"
-        raise UsageError(what, hint="name the Python program itself: run-reference PROGRAM.py ...")
+        what = ": arguments after a .sh file are not passed on" if given else f" runs `{name}`, which is a file here"
+        what = what if name else " runs no script of another system"
+        raise UsageError(f"`{source}`{what}", hint="name the Python program itself: run-reference PROGRAM.py ...")
     return None
 
 

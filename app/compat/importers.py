@@ -388,8 +388,8 @@ def _rules(system: str) -> dict[str, Rule]:
     for key, settings in tables["taken"].items():
         rules[key] = taken(settings, notes.get(key, ""))
     for key, values in tables["values"].items():
-        families = dict.fromkeys(tables["families"].get(key, ()), _OF_FOLDER)
-        rules[key] = one_of(values | families, otherwise=values.pop("otherwise"))
+        known = values | dict.fromkeys(tables["families"].get(key, ()), _OF_FOLDER)
+        rules[key] = one_of(known, otherwise=known.pop("otherwise"))
     for name, rule in (("ignored", ignored), ("refused", refused)):
         for reason, keys in tables[name].items():
             rules |= dict.fromkeys(keys, rule(reason))

@@ -281,7 +281,7 @@ def stream_sources(
         tokenizer=tokenizer,
         dtype=computed or torch.float32,
         sources=tuple(files),
-        merged=tuple(dict.fromkeys((*contained, *(() if adapter is None else _merged(adapter))))),
+        merged=contained if adapter is None else merged_with(adapter, contained),
         prompt=questions.prompt,
         question=questions.question,
         template=template,
@@ -299,7 +299,7 @@ def merge_loras(
     texts: Sequence[str], llama: LlamaSource, adapter: AdapterFile | None = None
 ) -> tuple[LlamaSource, tuple[LoraFolder, ...]]:
     """Merge LoRA folders into a LLaMA. Raises CheckpointError also if the adapter's file replaces what they change."""
-    loras = open_loras(texts, llama.config, contained=llama.contained)
+    loras = open_loras(texts, llama.config, contained=llama.contained, name=llama.name)
     for lora in loras:
         if adapter is not None and (replaced := [name for name in lora.changes if name in adapter.llama]):
             raise CheckpointError(
@@ -320,12 +320,12 @@ def with_loras(model: LoadedModel, loras: Sequence[LoraFolder], *, base: str) ->
         digest=hashlib.sha256(repr(told).encode()).hexdigest(),
         sources=(*model.sources, *files),
         merged=(*model.merged, *(lora.label for lora in loras)),
-        notes=(*model.notes, *lora_notes(loras, base=base, template=model.tokenizer.settings.chat_template)),
+        notes=(*model.notes, *lora_notes(loras, base=base, tokenizer=model.tokenizer)),
     )
 
 
-def lora_notes(loras: Sequence[LoraFolder], *, base: str, template: str | None) -> list[str]:
-    """Notes on LoRA folders that were trained on another LLaMA than `base`, or have another chat template."""
+def lora_notes(loras: Sequence[LoraFolder], *, base: str, tokenizer: Tokenizer | None) -> list[str]:
+    """Notes on LoRA folders for another LLaMA than `base`, or with another chat template than that of `tokenizer`."""
     trained_on = [str(lora.config.entries["base_model_name_or_path"]).replace("\\", "/").rstrip("/") for lora in loras]
     return [
         f"the LoRA `{lora.path}` was trained on `{shown_excerpt(other)}`, and is merged into `{shown_name(base)}`"
@@ -334,14 +334,14 @@ def lora_notes(loras: Sequence[LoraFolder], *, base: str, template: str | None) 
     ] + [
         f"the chat template in the LoRA `{lora.path}` is not that of the model, and is not used"
         for lora in loras
-        if find_template(lora.path) not in (None, template)
+        if tokenizer is not None and find_template(lora.path) not in (None, tokenizer.settings.chat_template)
     ]
 
 
-def _merged(adapter: AdapterFile) -> tuple[str, ...]:
-    if adapter.is_chat:
-        return ("scales",)
-    return ("gates", "lora") if adapter.has_lora else ("gates",)
+def merged_with(adapter: AdapterFile, contained: tuple[str, ...]) -> tuple[str, ...]:
+    """Labels of what a LLaMA's weights contain, and then those of an adapter that are not among them."""
+    labels = ("scales",) if adapter.is_chat else ("gates", "lora") if adapter.has_lora else ("gates",)
+    return contained + tuple(label for label in labels if label not in contained)
 
 
 def require_encoder(model: LoadedModel) -> None:

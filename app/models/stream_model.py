@@ -136,7 +136,7 @@ def stream_merged_bundle(
         )
     model, _ = stream_bundle(place, **options)
     config = model.decoder_config
-    loras = open_loras(lora, config, contained=model.merged)
+    loras = open_loras(lora, config, contained=model.merged, name=str(place))
     share = share_of(config, ranks)
     # Merged before they are converted, so that weights are rounded only once.
     tensors = merged_state(lambda: stream_bundle(place)[1], loras, config)

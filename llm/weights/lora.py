@@ -100,11 +100,11 @@ class LoraFolder:
 
 
 def open_loras(
-    texts: Iterable[str], config: DecoderConfig, *, contained: Collection[str] | None = None
+    texts: Iterable[str], config: DecoderConfig, *, contained: Collection[str] | None = None, name: str = ""
 ) -> tuple[LoraFolder, ...]:
     """Open LoRA folders, each FOLDER or FOLDER=WEIGHT, for a LLaMA with this configuration.
 
-    `contained` is what a bundle's weights contain, as in its manifest; None: it is in no bundle.
+    `contained` is what the weights of the bundle `name` contain, as in its manifest; None: it is in no bundle.
 
     Raises CheckpointError for a folder that is damaged, that fits another model, or whose LoRA is computed in a way
     that is not supported; every tensor must be known, and every module that the config targets must be there. Raises it
@@ -117,16 +117,18 @@ def open_loras(
     }
     loras = tuple(_open(*_split_weight(text), names=names, is_bundle=contained is not None) for text in texts)
     if loras and contained:
-        _require_unmixed(loras, config, contained)
+        _require_unmixed(loras, config, contained, name)
     return loras
 
 
-def _require_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, contained: Collection[str]) -> None:
+def _require_unmixed(loras: Sequence[LoraFolder], config: DecoderConfig, contained: Collection[str], name: str) -> None:
     hint = "name the LLaMA that the bundle was made of as --llama-dir"
     hint += ", and its adapter as --adapter" if {"gates", "scales"} & {*contained} else ""
     if factors := [what for label, what in _FACTORS.items() if label in contained]:
         what = " and ".join(factors)
-        raise CheckpointError(f"The bundle's weights contain {what}, so no LoRA is merged into them", hint=hint)
+        raise CheckpointError(
+            f"The weights of the bundle `{name}` contain {what}, so no LoRA is merged into them", hint=hint
+        )
     for lora in loras if "gates" in contained else ():
         if mixed := [
             to_huggingface(name, norms=config.norms)
@@ -281,8 +283,8 @@ def _open(folder: Path, weight: float, *, names: Mapping[str, tuple[str, Shape]]
             f"{what} changes nothing: its {config.path.name} targets no module of a LLaMA", hint=meaning
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
-    ends = [key for key in wanted if names[key.rpartition(".")[0]][0] in _ENDS]
-    if is_bundle and any(shapes.get(key, wanted[key]) != wanted[key] for key in ends):
+    ends = {f"{module}.{kind}" for module, (name, _) in names.items() if name in _ENDS for kind in ("weight", "lora_B")}
+    if is_bundle and any(shapes[key][:1] != wanted[key][:1] for key in ends & shapes.keys() & wanted.keys()):
         meaning += "; for rows of padding, which a bundle lacks, name the LLaMA that it was made of as --llama-dir"
     check_names(list(found), list(wanted), what=what, meaning=meaning)
     check_shapes(shapes, wanted, what=what, meaning=meaning)

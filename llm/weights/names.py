@@ -293,8 +293,9 @@ class LlamaSource:
     @property
     def merged(self) -> tuple[str, ...]:
         """What is, or will be when it is read, in the weights, for a manifest."""
+        contained = self.contained or ()
         is_changed = self.embedding_scale != 1 or any(tensor.change is not None for tensor in self.tensors.values())
-        return tuple(dict.fromkeys((*((FOLDED,) if is_changed else ()), *(self.contained or ()))))
+        return (FOLDED, *contained) if is_changed and FOLDED not in contained else contained
 
 
 def checked_config(folder: Path, settings: Mapping[str, Any]) -> DecoderConfig:

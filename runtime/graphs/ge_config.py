@@ -10,7 +10,7 @@ from typing import Final
 
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.graphs.known_names import known_names
-from llama_adapter.runtime.settings.setting import meant
+from llama_adapter.runtime.settings.setting import nearest
 
 FILE: Final = "config.ini"
 CONTEXT: Final = "ascend_context"
@@ -96,4 +96,5 @@ def recommended_ge_config() -> str:
 
 
 def _similar(name: str, known: Set[str]) -> str:
-    return (similar := meant(name, sorted(known), cutoff=0.6)) and f"; {similar}"
+    similar = nearest(name, sorted(known), cutoff=0.6)
+    return f"; `{similar}` may be meant" if similar else ""

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,21 @@ def opened(folder: Path, write: Callable[..., None], **config: Any) -> Any:
     return open_loras([f"{folder}=0.5"], CONFIG)[0]
 
 
-def qwen2(folder: Path, name: str = "qwen2") -> None:
+def renamed(folder: Path, *, name: str) -> None:
     """As `unified`, of a model whose decoder has another name."""
     unified(folder)
     for file in folder.glob("*.safetensors"):
         save_file({key.replace("llama", name): one for key, one in load_file(file).items()}, file)
 
 
-@pytest.mark.parametrize("write", [paddle, unified, qwen2, mindformers])
+DECODERS = [partial(renamed, name=name) for name in ("mistral", "gemma", "qwen2", "qwen3", "model", "model.llama")]
+
+
+@pytest.mark.parametrize("write", [paddle, mindformers, unified, *DECODERS])
 def test_the_changes_are_those_of_peft(write: Callable[..., None], tmp_path: Path) -> None:
     wanted, found = opened(tmp_path / "peft", peft), opened(tmp_path / "other", write)
 
-    assert (found.weight, len(found.files)) == (0.5, 3 if write in (unified, qwen2) else 2)
+    assert (found.weight, len(found.files)) == (0.5, 2 if write in (paddle, mindformers) else 3)
     assert found.changes.keys() == wanted.changes.keys()
     weight = torch.randn(40, 16)
     for name, change in found.changes.items():
@@ -136,9 +140,48 @@ def test_a_lora_of_a_larger_model_gets_no_remedy_of_peft(write: Callable[..., No
 
 @pytest.mark.parametrize("name", ["vision_model", "visual", "mtp", "model.mtp"])
 def test_factors_beside_the_decoder_of_paddlenlp_are_refused(name: str, tmp_path: Path) -> None:
-    qwen2(tmp_path, name)
+    renamed(tmp_path, name=name)
     with pytest.raises(CheckpointError, match=rf"has 6 tensors that do not belong there \(`{name}\.layers\.0"):
         open_loras([str(tmp_path)], CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("contained", "said", "hint"),
+    [
+        (("folded",), "factors of its family", "as --llama-dir"),
+        (("scales",), "scales of its adapter", "as --llama-dir, and its adapter as --adapter"),
+        (("folded", "scales"), "scales of its adapter and factors of its family", "its adapter as --adapter"),
+    ],
+)
+def test_factors_in_a_bundle_take_no_lora(contained: tuple[str, ...], said: str, hint: str, tmp_path: Path) -> None:
+    peft(tmp_path)
+    assert open_loras([], CONFIG, contained=contained, name="mine") == ()
+    with pytest.raises(
+        CheckpointError, match=f"^The weights of the bundle `mine` contain {said}, so no LoRA"
+    ) as caught:
+        open_loras([str(tmp_path)], CONFIG, contained=contained, name="mine")
+    assert caught.value.hint.endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "shape", "is_hinted"),
+    [
+        ("lm_head", "lora_B", (48, RANK), True),
+        ("lm_head", "lora_B", (40, RANK + 1), False),
+        ("lm_head", "lora_A", (RANK, 8), False),
+        ("lm_head", "lora_A", (RANK + 1, 16), False),
+        ("model.layers.0.self_attn.q_proj", "lora_B", (24, RANK), False),
+    ],
+)
+def test_another_number_of_rows_may_be_padding_that_a_bundle_lacks(
+    module: str, kind: str, shape: tuple[int, ...], is_hinted: bool, tmp_path: Path
+) -> None:
+    peft(tmp_path)
+    tensors = load_file(path := tmp_path / "adapter_model.safetensors")
+    save_file(tensors | {f"base_model.model.{module}.{kind}.weight": torch.ones(shape)}, path)
+    with pytest.raises(CheckpointError, match="has the shape") as caught:
+        open_loras([str(tmp_path)], CONFIG, contained=())
+    assert ("rows of padding, which a bundle lacks" in caught.value.hint) == is_hinted
 
 
 def test_factors_of_other_modules_of_mindformers_are_named(tmp_path: Path) -> None:

@@ -145,10 +145,8 @@ def _check_sources(report: Report, spec: CaptionerSpec, *, exported: bool, encod
         for lora in loras:
             sentence = f"All tensors of the LoRA `{lora.path}` are known and fit this LLaMA, weight {lora.weight:g}"
             report.add("ok", "lora", sentence)
-        if place is not None and tokenizer is not None:
-            template = tokenizer.settings.chat_template
-            for note in lora_notes(loras, base=base_name(place.folder), template=template):
-                report.add("warning", "model", note)
+        for note in lora_notes(loras, base=base_name(place.folder), tokenizer=tokenizer) if place is not None else ():
+            report.add("warning", "model", note)
     if place is not None:
         _check_listed_digests(report, place)
     if tokenizer is not None:

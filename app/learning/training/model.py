@@ -19,7 +19,7 @@ from llama_adapter.app.learning.training.job import TrainingChoice
 from llama_adapter.app.learning.training.sources import NEW_ADAPTER, TrainingSources, open_sources
 from llama_adapter.app.models import checkpoints
 from llama_adapter.app.models.bundle_manifest import check_halves, is_question, no_vision
-from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel
+from llama_adapter.app.models.checkpoints import LoadedModel, StreamedModel, merged_with
 from llama_adapter.app.models.number_formats import Dtype, dtype_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
@@ -348,7 +348,7 @@ class TrainableModel(nn.Module):
             tokenizer=self.tokenizer,
             dtype=chosen,
             sources=sources.files,
-            merged=tuple(dict.fromkeys((*llama.merged, *(("gates", "lora") if adapter.has_lora else ("gates",))))),
+            merged=merged_with(adapter, llama.merged),
             prompt=self.questions.prompt,
             question=self.questions.question,
             template=sources.template,

@@ -230,13 +230,13 @@ class _Training:
         if job.resume:
             eye.resume()
         progress = TrainProgress(visible=ranks.is_first and not job.quiet, num_steps=eye.num_steps, every=None)
-        self._tell(f"training the picture tower: {eye.num_steps:,} steps")
+        self._tell(f"training the encoder: {eye.num_steps:,} steps")
         if not eye.train(progress, is_asked_to_end=lambda: interruption.is_asked):
-            self._tell("interrupted while the picture tower is trained; --resume goes on from here")
+            self._tell("interrupted while the encoder is trained; --resume goes on from here")
             return False
         if data.validation and (right := eye.are_right(data.validation)):
             share, what = sum(right) / len(right), counted(len(right), "validation example")
-            self._tell(f"the encoder alone answers {share * 100:.1f} % right, of {what} with questions that it learned")
+            self._tell(f"the encoder alone answers {share * 100:.1f} % of {what} with given answers")
         self._encodings = eye.finished(data)
         return True
 

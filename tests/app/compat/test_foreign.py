@@ -401,9 +401,9 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
     (tmp_path / "predictor.py").touch()
     assert import_line(words) is None
     (tmp_path / "predict.sh").write_text("export A=1\npython llm/predictor.py --model_name_or_path x\n")
-    for words in (["predict.sh"], ["bash", "./predict.sh"], ["/bin/bash", "-ex", "predict.sh"]):
-        assert line(words).settings["model"] == {"model": "x"}
-    with pytest.raises(UsageError, match=r"^arguments after a \.sh file are not passed on"):
+    for shell in ("", "bash", "/bin/bash -ex", "bash -euo pipefail", "bash -E", "bash --login"):
+        assert line(f"{shell} predict.sh").settings["model"] == {"model": "x"}
+    with pytest.raises(UsageError, match=r"^`predict\.sh`: arguments after a \.sh file are not passed on"):
         import_line([".", "predict.sh", "x"])
     with pytest.raises(UsageError, match="No such file") as caught:
         import_line(["bash", "no.sh"])
@@ -415,8 +415,9 @@ def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(
         ("python infer.py --model_path x --world_size 2", "`predict.sh` runs no script of another system"),
     ):
         (tmp_path / "predict.sh").write_text(text)
-        with pytest.raises(UsageError, match=told):
-            import_line(["bash", "predict.sh"])
+        for given in [[]] if "is a file" in told else ([], ["x"]):
+            with pytest.raises(UsageError, match=told):
+                import_line(["bash", "predict.sh", *given])
     with pytest.raises(UsageError, match=r"`run_mindformers\.py` has no options"):
         import_line(["python", "run_mindformers.py"])
     assert import_line(["demo.py", "predict.sh"]) is None

@@ -1,5 +1,6 @@
 """LoRA folders of PEFT merged into LLaMA: logits against `peft` itself, and refusals."""
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -288,6 +289,16 @@ def test_norms_of_an_adapter_in_a_bundle_are_not_replaced(
 
 
 @pytest.mark.slow
+def test_labels_of_folders_with_one_name_are_all_kept(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    other = shutil.copytree(folders("plain"), tmp_path / "other/plain")
+    twice = CaptionerSpec(llama_dir=LLAMA, lora=[str(folders("plain")), str(other)])
+    summed = CaptionerSpec(llama_dir=convert(twice, tmp_path / "summed", dtype=torch.float32))
+    assert assemble_sources(summed).merged == ("lora:plain=1", "lora:plain=1")
+    seeing = dataclasses.replace(summed, adapter=GOLDEN / "adapters/LORA-BIAS-TINY.pth", **EYES)
+    assert assemble_sources(seeing).merged == ("lora:plain=1", "lora:plain=1", "gates", "lora")
+
+
+@pytest.mark.slow
 def test_scales_of_an_adapter_in_a_bundle_take_no_lora(folders: Callable[[str], Path], tmp_path: Path) -> None:
     lora = [str(folders("plain"))]
     chat_adapter(tmp_path / "chat.pth")
@@ -403,6 +414,13 @@ def test_commands_that_merge_a_lora_of_another_base_tell_it(
         told = " ".join(capsys.readouterr().out.split())
         assert f"warning model: the LoRA `{foreign}` {NOTE}" in told
         assert f"warning model: the chat template in the LoRA `{foreign}` is not that of the model" in told
+    without = Path(shutil.copytree(LLAMA, tmp_path / "without"))
+    for file in without.glob("tokenizer*"):
+        file.unlink()
+    assert main(["doctor", "--llama-dir", str(without), *lora]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"warning model: the LoRA `{foreign}` {NOTE}without`" in told
+    assert "chat template in the LoRA" not in told
     assert main(["doctor", "--model", str(tmp_path / "missing"), *lora]) == 1
     assert " ".join(capsys.readouterr().out.split()).count("is no model bundle") == 1
 

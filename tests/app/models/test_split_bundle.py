@@ -175,18 +175,18 @@ def test_convert_splits_a_bundle(split: Path, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize("name", ["named", "~/named"])
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "code", "said"),
     [
-        ([], "convert --model splits a bundle, and --tensor-parallel is missing"),
-        (["--tensor-parallel", "2"], "split for 2 ranks"),
-        (["--lora", "absent"], "`absent` is no LoRA folder"),
+        ([], 2, "convert --model splits a bundle, and --tensor-parallel is missing"),
+        (["--tensor-parallel", "2"], 0, "split for 2 ranks"),
+        (["--lora", "absent"], 1, "`absent` is no LoRA folder"),
     ],
 )
 def test_convert_finds_a_bundle_by_its_name(
-    flags: list[str], said: str, name: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    flags: list[str], code: int, said: str, name: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("LLAMA_ADAPTER_HOME", "HOME"):
         monkeypatch.setenv(variable, str(tmp_path))
     (tmp_path / "named").symlink_to(embedded_model())
-    main(["convert", "--model", name, *flags, "--out", str(tmp_path / "out")])
+    assert main(["convert", "--model", name, *flags, "--out", str(tmp_path / "out")]) == code
     assert said in " ".join(capsys.readouterr().err.split())

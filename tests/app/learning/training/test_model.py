@@ -455,6 +455,7 @@ def test_an_adapter_over_a_bundle_answers_with_the_bundle_as_llama(tmp_path: Pat
     over_bundle = {"llama_dir": str(embedded_model()), "adapter": str(tmp_path / "trained.pth")}  # CLIP is the bundle's
     written, tensors = model.loaded_model(torch.float32)
     save_bundle(tmp_path / "bundle", model=written, decoder_tensors=tensors)
+    assert load_bundle(tmp_path / "bundle").merged == (*load_bundle(embedded_model()).merged, "lora")
     assert answers(over_bundle, prompt) == answers({"model": str(tmp_path / "bundle")}, prompt) == expected
     # LoRA is merged in the new bundle, so the original LLaMA is lost.
     with pytest.raises(CheckpointError, match="LoRA merged"):
