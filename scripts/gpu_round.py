@@ -63,7 +63,7 @@ SMALL = {"7B": "tiny", "1B": "tiny", "ViT-L/14": "vit-tiny", f"{LARGE_JOB}": "66
 TOY_CASES = ("BIAS-TINY", "bias_b1", "bias_b3_equal", "lora_b1")  # of the tests that are rehearsed
 TESTS = "tests"  # the step that compares; it comes before those that measure
 BEFORE = "before"  # and the commit
-TAKES_S: Mapping[str, float] = {  # estimated, on an H100 with 16 cores; half an hour in all
+TAKES_S: Mapping[str, float] = {  # estimated, on an H100 with 16 cores; 33 minutes in all
     TESTS: 120.0,
     BEFORE: 80.0,
     "large jobs": 240.0,
@@ -74,6 +74,9 @@ TAKES_S: Mapping[str, float] = {  # estimated, on an H100 with 16 cores; half an
     "decoder 7B": 260.0,
     "decoder 1B": 400.0,
     "jobs": 80.0,
+    "long rows": 45.0,
+    "context 512": 45.0,
+    "context 2048": 45.0,
 }
 _LINES = 12  # of the output of a step that did not pass
 _SHOWN = 40  # of the output of a step that is shown
@@ -127,6 +130,11 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
             name=name, about=about, command=tuple(command), least_s=16.0 if toy else _START_S + TAKES_S[name] / 4
         )
 
+    def traced(name: str, about: str, *flags: str) -> Step:
+        command = ("-m", "scripts.gpu_trace", *flags, *(toy_trace if toy else ()))
+        least_s = 16.0 if toy else TAKES_S[name]
+        return Step(name=name, about=about, command=command, least_s=least_s, is_shown=True)
+
     few = 2 if toy else None
     batches = ("1", "5", "16", "64")[:few]
     pictures = ("16", "1", "64", "5", "256")[:few]  # every other one is compiled first
@@ -136,9 +144,8 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
     kernels = [kernels[0], kernels[-1]] if toy else kernels
     captions = ("--sizes", "7B", "--sections", "job", "--job-sizes")
     slots = tuple(LARGE_JOBS)[:: 2 if toy else 1]
-    trace = ("-m", "scripts.gpu_trace")
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "1", "--on", "cpu")
-    long_rows = (*trace, "--places", "3000", "--slots", "4")
+    two_changes = "; products change too, so compare the lines of attention, not totals"
     tests = (
         ("tests/cuda/test_parity.py", "-k", f"({' or '.join(TOY_CASES)}) and not input and not eos and not float16")
         if toy
@@ -163,13 +170,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
             f"{LARGE_JOB:,} pictures, 7B with ViT-L/14, in 64 and 256 slots, in as many as fit, and in fewer bits",
             *(*captions, f"{LARGE_JOB}", "--engines", *slots, "--rounds", "1"),
         ),
-        Step(
-            name="trace",
-            about="kernels and gaps of steps, a prefill, the encoder and a job, 7B with ViT-L/14 in 256 slots",
-            command=(*trace, *toy_trace) if toy else trace,
-            least_s=16.0 if toy else TAKES_S["trace"],
-            is_shown=True,
-        ),
+        traced("trace", "kernels and gaps of steps, a prefill, the encoder and a job, 7B with ViT-L/14 in 256 slots"),
         measured(
             "kernels",
             "7B by the kernels that are to be tried beside the default: `TUNINGS` in triton_calls.py",
@@ -185,12 +186,18 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
             "the same with 1B",
             *("--sizes", "1B", *decoders, "--rounds", "1", "--engines", *kernels),
         ),
-        Step(
-            name="long rows",
-            about="kernels of steps of 7B in 1 and 4 rows of 3,000 places, attention whole and in parts",
-            command=(*long_rows, *toy_trace, "--places", "70") if toy else long_rows,
-            least_s=16.0 if toy else 45.0,
-            is_shown=True,
+        traced(
+            "long rows",
+            f"kernels of steps of 7B in 1 and 4 rows of 3,000 places, attention whole and in parts{two_changes}",
+            *("--places", "70" if toy else "3000"),
+        ),
+        *(
+            traced(
+                f"context {context}",
+                f"the same in 1 and 16 rows of 100 places in a cache of {context}, where most parts are empty",
+                *("--places", "100", "--context", f"{context}", "--slots", "16"),
+            )
+            for context in (512, 2048)
         ),
         measured(
             "decoder 7B",

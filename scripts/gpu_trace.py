@@ -2,7 +2,9 @@
 
 Usage:
     python -m scripts.gpu_trace [--decoder 7B] [--encoder ViT-L/14] [--slots 256] [--on cpu]
-    python -m scripts.gpu_trace --places 3000 --slots 4     steps of long rows, by kernels of today and proposed ones
+    python -m scripts.gpu_trace --places 3000 [--context 4096] [--slots 4]      steps by kernels of today and proposed
+
+Programs of split attention follow the context of the cache: in one that is much longer than the rows, most are empty.
 
 Each part runs after rehearsals, in which programs are recorded. *busy* is the time in which some kernel runs, as a
 share of the time from the first kernel's start to the last one's end; a *gap* is time between them without any. With
@@ -10,6 +12,7 @@ share of the time from the first kernel's start to the last one's end; a *gap* i
 """
 
 import functools
+import gc
 import itertools
 import sys
 from collections import defaultdict
@@ -29,6 +32,7 @@ from scripts.peers.sizes import CONTEXT, NUM_PROMPT_TOKENS, job_ends, prompt_ids
 from scripts.peers.table import chosen_engines
 from scripts.peers.weights import decoder_sizes, encoder_sizes
 
+_SLOTS, _LONG_SLOTS = 256, 4
 _REHEARSALS = 3  # a program is recorded when its shape occurs for the second time
 _MOST_NAMED = 5  # kernels of a part
 _NAME_LENGTH = 60
@@ -80,29 +84,34 @@ def traced(call: Callable[[], object], *, device: str) -> list[Span]:
 def open_decoders(
     names: Sequence[str], decoder: str, encoder: str, *, context: int, slots: int, device: str
 ) -> Iterator[tuple[str, Parts]]:
-    """Models by the names of their engines, one after the other, each with its tuning."""
+    """Models by the names of their engines, one after the other, each with its tuning. The default one comes first.
+
+    A caller that drops a model before it takes the next one needs memory for one alone.
+    """
     config = replace(decoder_sizes(decoder), context=context)
     for engine in chosen_engines(names, "decode", "cuda"):
         if device == "cpu":
             engine = replace(engine, operators="aten")  # the profiler sees operators of torch alone
-        else:
-            use_tuning(engine.tuning or "measured")
+        elif engine.tuning:
+            use_tuning(engine.tuning)
+        gc.collect()  # frees the model before
         vision = encoder_sizes(encoder, output_dim=config.dim)
         yield engine.name, open_parts(config, vision, engine, num_rows=slots, device=device)
 
 
 def long_steps(
-    decoder: str, encoder: str, *, num_places: int, slots: int, device: str
+    decoder: str, encoder: str, *, num_places: int, context: int, slots: int, device: str
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Steps of one row and of all slots, behind so many places. Proposed kernels split attention; see `TUNINGS`."""
     names, ids = ("ours-bfloat16", "ours-bfloat16-proposed"), prompt_ids(0, length=num_places)
-    for name, parts in open_decoders(names, decoder, encoder, context=num_places + 1, slots=slots, device=device):
+    for name, parts in open_decoders(names, decoder, encoder, context=context, slots=slots, device=device):
         runner = OurDecoder(parts.runner)
         for num_rows in dict.fromkeys((1, slots)):
             tokens = runner.prefill([ids]) * num_rows
             runner.spread(num_rows)
             step = functools.partial(runner.step, tokens, num_places)
-            yield f"a step, rows: {num_rows}, places: {num_places}, {name}", step
+            yield f"a step, rows: {num_rows}, places: {num_places} of {context}, {name}", step
+        del parts, runner, step
 
 
 def parts_of(decoder: str, encoder: str, *, slots: int, device: str) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -128,14 +137,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--decoder", default="7B")
     parser.add_argument("--encoder", default="ViT-L/14")
-    parser.add_argument("--slots", type=positive(int), default=256, help="rows of the job (default: 256)")
+    rows = f"rows of the job, or of the longer step (default: {_SLOTS}, with --places {_LONG_SLOTS})"
+    parser.add_argument("--slots", type=positive(int), help=rows)
     parser.add_argument("--places", type=positive(int), help="only steps of 1 row and of all slots, after so many")
+    parser.add_argument("--context", type=positive(int), help="with --places, of the cache (default: one place more)")
     parser.add_argument("--on", default="cuda", help="the device (default: cuda)")
     options = parser.parse_args(arguments)
-    trace = functools.partial(long_steps, num_places=options.places) if options.places else parts_of
-    for part, call in trace(options.decoder, options.encoder, slots=options.slots, device=options.on):
+    places, context = options.places, options.context or (options.places or 0) + 1
+    if options.context and not (places and context > places):
+        parser.error(f"--context {context}: it needs --places, and must be larger than these")
+    trace = functools.partial(long_steps, num_places=places, context=context) if places else parts_of
+    slots = options.slots or (_LONG_SLOTS if places else _SLOTS)
+    for part, call in trace(options.decoder, options.encoder, slots=slots, device=options.on):
         for line in summary(part, traced(call, device=options.on)):
             print(line, flush=True)
+        del call  # it holds the model, and the next part may need another one
     return 0
 
 

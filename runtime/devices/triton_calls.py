@@ -82,7 +82,7 @@ class Tuning:
     few_rows: int = 192  # of 8-bit and 4-bit layers; with more, a plain product with widened weights is faster
     in_eighths: bool = False  # 4-bit weights are packed as words of eight codes, if 256 divides the inputs
     is_dependent: bool = False  # a step's kernels start while the one before ends, from compute capability 9.0 on
-    part_places: int = 0  # of longer rows in attention, each part has a program; a multiple of _BLOCK_PLACES
+    part_places: int = 0  # in attention; each part of a longer context has a program; a multiple of _BLOCK_PLACES
 
 
 MEASURED = Tuning(  # the fastest on an H100 with the layers of a 7B
@@ -93,7 +93,7 @@ MEASURED = Tuning(  # the fastest on an H100 with the layers of a 7B
     }
 )
 # Not measured. A warp for each 16 outputs, since with more of them each weight is converted twice. Parts of 256 places,
-# since a single row of 3,000 then has three programs for each multiprocessor of an H100 in a 7B, and captions have one.
+# since a single row of 3,000 then has three programs for each multiprocessor of an H100 in a 7B; captions stay whole.
 PROPOSED = Tuning(
     blocks={
         _FLOAT: (Blocks(16, 16, 256, 2, 4, 256),),
@@ -119,7 +119,7 @@ TUNINGS = {
     "proposed-dependent": replace(PROPOSED, is_dependent=True),
     "large": LARGE,
 }
-tuning = MEASURED  # what all products use; `scripts.bench_peers` sets the others, see runtime/decisions.md
+tuning = MEASURED  # of all products and attention; `scripts.bench_peers` sets the others, see runtime/decisions.md
 _LEAST_STEPS = 4  # of a program's loop over its inputs
 _MOST_SPLITS = 8
 _MOST_SHARED = 1 << 12  # blocks of products, or heads of 16 rows, that programs share
@@ -236,10 +236,12 @@ def _choose_splits(num_blocks: int, num_steps: int, *, programs: int) -> int:
 
 
 def _choose_parts(num_rows: int, num_heads: int, most_places: int) -> int:
-    """Programs for each row and head of attention. More rows have enough programs without.
+    """Programs for each row and head of attention, by the places that a cache or window has. More rows have enough.
 
-    Parts begin at fixed distances, so a row's sums have the same order with any rows and blocks beside it.
+    Parts begin at fixed distances, so a row's sums have the same order with any rows and blocks beside it. For the same
+    reason, the heads of 16 rows must have counters, even if there are fewer rows.
     """
+    assert tuning.part_places % _BLOCK_PLACES == 0, "parts are whole blocks of places"
     if not tuning.part_places or num_rows > _FUSED_ROWS or _FUSED_ROWS * num_heads > _MOST_SHARED:
         return 1
     return int(triton.cdiv(most_places, tuning.part_places))

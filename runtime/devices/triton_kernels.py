@@ -517,6 +517,16 @@ def attention(
     half_H = tl.arange(0, BLOCK_HALF)
     is_H = half_H < HALF
     position = tl.load(positions + row)
+    first = position * 0
+    if WINDOW:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    begin, end = first // BLOCK_PLACES * BLOCK_PLACES, position
+    if PART:
+        num_parts = tl.minimum(tl.maximum(tl.cdiv(position - begin, PART), 1), tl.num_programs(2))
+        if part >= num_parts:  # before `_follow`, as the first part waits for all
+            return
+        begin += part * PART
+        end = tl.minimum(begin + PART, position)
     c_H, s_H = 0.0, 0.0
     if ROTARY:
         c_H = tl.load(cos + position * 2 * HALF + half_H, mask=is_H, other=0.0)
@@ -525,19 +535,10 @@ def attention(
     is_query = queries < num_queries
     prefix = row.to(tl.int64) * adapter_stride + (head * num_queries + queries)[:, None] * 2 * HALF + half_H[None, :]
     is_prefix = _tile_mask(is_query, half_H, HALF)
-    adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_prefix, HALF)
-    adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_prefix, HALF)
+    if not PART:
+        adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_prefix, HALF)
+        adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_prefix, HALF)
     _follow(DEPENDENT)  # all above is older than the projection of q, k and v
-    first = position * 0
-    if WINDOW:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    begin, end = first // BLOCK_PLACES * BLOCK_PLACES, position
-    if PART:
-        num_parts = tl.maximum(tl.cdiv(position - begin, PART), 1)
-        if part >= num_parts:
-            return
-        begin += part * PART
-        end = tl.minimum(begin + PART, position)
     width = num_heads * 2 * HALF
     kv_width = num_kv_heads * 2 * HALF
     dtype = out.dtype.element_ty
@@ -550,7 +551,10 @@ def attention(
     k1, k2 = _normed(k1, k2, all_k, kv_head, num_kv_heads, k_norm, eps, half_H, dtype, HALF, NORM)
     q1, q2 = _rotated(q1, q2, c_H, s_H, dtype, ROTARY)
     k1, k2 = _rotated(k1, k2, c_H, s_H, dtype, ROTARY)
-    if (head % GROUP == 0) & (part == 0):  # the first of the programs that read this key
+    is_first = head % GROUP == 0
+    if PART:
+        is_first = is_first & (part == 0)
+    if is_first:  # of the programs that read this key
         slot = _slot(table, row, position, table_stride, slot_stride, PLACES, HALF) + kv_head * head_stride
         place = slot + position * 2 * HALF + half_H
         tl.store(k_cache + place, k1, mask=is_H)
@@ -562,8 +566,9 @@ def attention(
     highest = _capped(tl.sum(q1 * k1.to(tl.float32) + q2 * k2.to(tl.float32), axis=0), cap, CAPPED)
     total = highest * 0.0 + 1.0
     sum1, sum2 = v1, v2
-    if PART:  # its own place is of the first part; in others, exp(-inf) removes it beside the first earlier place
-        highest = tl.where(part == 0, highest, float("-inf"))
+    if PART:  # its own place is of the first part; the others only start with its score, which is finite
+        total = tl.where(part == 0, total, 0.0)
+        sum1, sum2 = tl.where(part == 0, v1, 0.0), tl.where(part == 0, v2, 0.0)
     for start in range(begin, end, BLOCK_PLACES):
         places = start + tl.arange(0, BLOCK_PLACES)
         is_past = places < position
@@ -583,15 +588,18 @@ def attention(
         sum2 = sum2 * kept + tl.sum(shares[:, None] * old_v2, axis=0)
         highest = newest
     if PART:
-        # The programs of a row and head store their parts, and the last one to do so adds them up in a fixed order.
-        place = row * num_heads + head
-        own = parts + place.to(tl.int64) * tl.num_programs(2) * (2 * BLOCK_HALF + 2)
-        _store_part(own + part * (2 * BLOCK_HALF + 2), highest, total, sum1, sum2, half_H, BLOCK_HALF)
-        tl.debug_barrier()
-        if tl.atomic_add(tickets + place, 1, sem="acq_rel") != num_parts - 1:
-            return
-        tl.store(tickets + place, 0)  # for the next kernel
-        total, sum1, sum2 = _joined(own, num_parts, half_H, BLOCK_HALF)
+        if num_parts > 1:
+            # The programs of a row and head store their parts, and the last one to do so adds them up in a fixed order.
+            place = row * num_heads + head
+            own = parts + place.to(tl.int64) * tl.num_programs(2) * (2 * BLOCK_HALF + 2)
+            _store_part(own + part * (2 * BLOCK_HALF + 2), highest, total, sum1, sum2, half_H, BLOCK_HALF)
+            tl.debug_barrier()
+            if tl.atomic_add(tickets + place, 1, sem="acq_rel") != num_parts - 1:
+                return
+            tl.store(tickets + place, 0)  # for the next kernel
+            total, sum1, sum2 = _joined(own, num_parts, half_H, BLOCK_HALF)
+        adapter_k1, adapter_k2 = _halves(adapter_k, prefix, is_prefix, HALF)
+        adapter_v1, adapter_v2 = _halves(adapter_v, prefix, is_prefix, HALF)
     sum1, sum2 = sum1 / total, sum2 / total
     if num_queries > 0:
         scores = _capped(tl.sum(adapter_k1 * q1[None, :] + adapter_k2 * q2[None, :], axis=1), cap, CAPPED)

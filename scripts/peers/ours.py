@@ -28,7 +28,7 @@ from scripts.peers.weights import random_weights
 
 
 def use_tuning(name: str) -> None:
-    """Compute all products of this process on a GPU as `triton_calls.TUNINGS` has it under this name."""
+    """Compute products and attention of this process on a GPU as `triton_calls.TUNINGS` has it under this name."""
     from llama_adapter.runtime.devices import triton_calls
 
     triton_calls.tuning = triton_calls.TUNINGS[name]

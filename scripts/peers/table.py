@@ -30,7 +30,7 @@ class Engine:
     device: Device = "cpu"
     mode: str = "eager"  # of our decoder
     operators: OperatorChoice = "auto"  # of ours
-    tuning: str = ""  # of our products on a GPU, a key of `triton_calls.TUNINGS`; empty for the default
+    tuning: str = ""  # of our products and attention on a GPU, a key of `triton_calls.TUNINGS`; empty for the default
     sizes: tuple[str, ...] = ()  # if not empty, other sizes are not measured
     slots: int | Literal["most"] | None = None  # of large jobs; without it, a row for each picture of a small one
 

@@ -168,8 +168,11 @@ def test_the_round_rehearses_on_the_cpu(
     lines = told(tmp_path)["long rows"][1]
     assert len(lines) * 2 < gpu_round._SHOWN  # with more slots, there are steps of one row too
     assert [line.split(" | ")[0] for line in lines if " | " in line] == [
-        f"a step, rows: 1, places: 70, ours-bfloat16{kernels}" for kernels in ("", "-proposed")
+        f"a step, rows: 1, places: 70 of 71, ours-bfloat16{kernels}" for kernels in ("", "-proposed")
     ]
+    for context in (512, 2048):
+        lines = told(tmp_path)[f"context {context}"][1]
+        assert sum(f"places: 100 of {context}, ours-bfloat16" in line for line in lines) == 2
     page = (tmp_path / "peers-h100.md").read_text(encoding="utf-8")
     assert "66 pictures in 64 slots" in page
     assert "### Decode, tiny, 1 thread on the host" in page

@@ -2,12 +2,19 @@
 
 import subprocess
 import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.runners.base import Runner
+from scripts import gpu_trace
 from scripts.common import ROOT
-from scripts.gpu_trace import Span, long_steps, parts_of, summary
-from scripts.peers.ours import OurDecoder
+from scripts.gpu_trace import Span, parts_of, summary
+from scripts.peers.ours import OurDecoder, open_parts
 
 
 def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
@@ -30,20 +37,55 @@ def test_parts_are_of_a_quarter_of_the_slots_and_of_all() -> None:
     ]
 
 
-def test_long_steps_are_of_one_row_and_of_all_slots_by_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = list[tuple[list[int], int]]()
-    decode = OurDecoder.step
-    monkeypatch.setattr(
-        OurDecoder, "step", lambda self, ids, place: steps.append((ids, place)) or decode(self, ids, place)
-    )
-    names = []
-    for name, call in long_steps("tiny", "vit-tiny", num_places=70, slots=3, device="cpu"):
-        names.append(name)
-        call()
+@pytest.mark.parametrize(
+    ("flags", "count", "context"), [((), 4, 71), (("--slots", "3"), 3, 71), (("--context", "128"), 4, 128)]
+)
+def test_long_steps_are_of_one_row_and_of_all_slots_by_both_kernels(
+    flags: tuple[str, ...],
+    count: int,
+    context: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps, opened = list[tuple[int, int]](), list[weakref.ref[Runner]]()
 
-    kernels = ("ours-bfloat16", "ours-bfloat16-proposed")
-    assert names == [f"a step, rows: {count}, places: 70, {name}" for name in kernels for count in (1, 3)]
-    assert [(len(ids), place) for ids, place in steps] == [(count, 70) for _ in kernels for count in (1, 3)]
+    def step(self: OurDecoder, ids: list[int], place: int) -> list[int]:
+        steps.append((len(ids), place))
+        return decode(self, ids, place)
+
+    def open_alone(config: DecoderConfig, *rest: Any, **options: Any) -> Parts:
+        assert config.context == context
+        assert [runner() for runner in opened] == [None] * len(opened), "a model before this one still takes memory"
+        parts = open_parts(config, *rest, **options)
+        opened.append(weakref.ref(parts.runner))
+        return parts
+
+    def traced(call: Callable[[], object], *, device: str) -> list[Span]:
+        call()
+        return [Span(device, 0, 1)]
+
+    decode = OurDecoder.step
+    monkeypatch.setattr(OurDecoder, "step", step)
+    monkeypatch.setattr(gpu_trace, "open_parts", open_alone)
+    monkeypatch.setattr(gpu_trace, "traced", traced)
+
+    assert gpu_trace.main(["--decoder", "tiny", "--encoder", "vit-tiny", "--on", "cpu", "--places", "70", *flags]) == 0
+
+    parts = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if " | " in line]
+    assert parts == [
+        f"a step, rows: {rows}, places: 70 of {context}, ours-bfloat16{kernels}"
+        for kernels in ("", "-proposed")
+        for rows in (1, count)
+    ]
+    assert steps == [(1, 70), (count, 70)] * 2
+
+
+@pytest.mark.parametrize("flags", [("--context", "512"), ("--places", "70", "--context", "70")])
+def test_a_context_holds_the_places_and_the_step(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu_trace.main(flags)
+
+    assert "it needs --places, and must be larger than these" in capsys.readouterr().err
 
 
 @pytest.mark.slow

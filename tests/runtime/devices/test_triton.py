@@ -206,6 +206,9 @@ def attention_of(
     qkv = normal(num_rows, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype)
     shape = num_rows, num_kv_heads, num_places, head_dim
     k, v = (normal(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
+    own = qkv.unflatten(1, (-1, 1, head_dim))[:, num_heads : num_heads + num_kv_heads]
+    for name, rows, places, factor in switches.get("times", ()):
+        {"k": k, "v": v, "own": own}[name][rows, :, places] *= factor
     shape = num_rows, num_heads, num_queries, head_dim
     first, second = (normal(*shape, dtype=dtype, seed=seed) for seed in (3, 4))
     prefix = (first, second) if num_queries else None
@@ -243,6 +246,7 @@ def test_attention_of_a_step(case: str, dtype: torch.dtype) -> None:
     assert torch.equal(v, expected_v)
 
 
+ALL = slice(None)
 LONG: dict[str, tuple[int, int, int, list[int], dict[str, Any]]] = {
     "short rows": (3, 3, 32, [0, 1, 63], {}),
     "blocks": (3, 3, 20, [64, 65, 700], {"in_blocks": True}),
@@ -250,6 +254,8 @@ LONG: dict[str, tuple[int, int, int, list[int], dict[str, Any]]] = {
     "all heads": (4, 2, 32, [700, 0, 64], {"norm": "all", "cap": 2.0}),
     "window": (3, 1, 40, [65, 700, 256], {"window": 190, "cap": 2.0, "in_blocks": True}),
     "one place": (2, 2, 16, [700, 64, 1], {"window": 1, "is_rotated": False}),
+    "highest first": (1, 1, 32, [700, 400], {"times": [("k", ALL, slice(64), 80.0)]}),
+    "highest in the middle": (1, 1, 32, [700, 400], {"times": [("k", ALL, slice(320, 384), 80.0)]}),
 }
 
 
@@ -288,30 +294,91 @@ def test_attention_in_parts_depends_on_no_order_of_programs(
     assert torch.equal(found[0][is_one_part], whole[0][is_one_part])
 
 
+@pytest.mark.parametrize("changed", [("k", 1, 400), ("v", 1, 400), ("own", 1, ALL)])
+def test_nan_in_a_part_gives_nan_in_exactly_its_row(changed: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.MEASURED, part_places=256))
+    nan, empty = float("nan"), torch.Tensor.new_empty
+
+    def filled(x: Tensor, *shape: Any, **options: Any) -> Tensor:
+        """Memory for parts too, so that none is read that nothing was written to."""
+        return empty(x, *shape, **options).fill_(nan if x.is_floating_point() else 0)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", filled)
+    case = 2, 1, 16, {"times": [(*changed, nan)]}
+
+    found, *_ = attention_of(case, [700, 500, 100], num_places=768, dtype=torch.float32, fused=True)
+
+    assert found.isnan().all(1).tolist() == found.isnan().any(1).tolist() == [False, True, False]
+
+
+def test_attention_in_parts_has_the_same_bits_in_every_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With split products between, which use the same counters. On a CPU, a small step is repeated."""
+    num_rows, num_heads, num_places, times = (16, 32, 3000, 200) if DEVICE == "cuda" else (2, 4, 300, 1)
+    monkeypatch.setattr(triton_calls, "tuning", TUNINGS["proposed"])
+    monkeypatch.setattr(triton_calls, "_choose_splits", lambda *sizes, programs: 2)
+    dtype, width = torch.float16, num_heads * 128
+    qkv = normal(num_rows, 3 * width, dtype=dtype)
+    cache = tuple(normal(1, num_heads, num_places, 128, dtype=dtype, seed=seed) for seed in (1, 2))
+    k, v = (one.repeat(num_rows, 1, 1, 1) for one in cache)
+    positions = torch.arange(num_rows, device=DEVICE) * 190 + 100  # of one part to as many as there are
+    weights, _ = weights_of(16, 64, width, dtype=dtype)
+
+    def steps() -> Tensor:
+        heads = [Step().attend(qkv, None, (k, v), None, positions, None)]
+        products = [linear(heads[0], weights).x]
+        heads.append(Step().attend(qkv, None, (k, v), None, positions, None))
+        products.append(linear(heads[1], weights).x)
+        return torch.cat((*heads, *products), 1)
+
+    expected = steps()  # compiles what a graph records
+    graph = torch.cuda.CUDAGraph() if DEVICE == "cuda" else None
+    if graph:
+        with torch.cuda.graph(graph):
+            found = steps()
+    are_equal = []
+    for _ in range(times):
+        if graph:
+            graph.replay()
+        else:
+            found = steps()
+        are_equal.append(torch.equal(found, expected))
+
+    assert all(are_equal)
+    assert not bool(triton_calls._tickets(found.device).any())
+
+
 @pytest.mark.parametrize(
-    ("num_rows", "num_places", "window", "part_places", "num_parts"),
+    ("num_rows", "num_heads", "num_places", "window", "part_places", "num_parts"),
     [
-        (1, 256, 0, 256, 1),
-        (16, 4096, 0, 256, 16),
-        (2, 4096, 512, 256, 3),
-        (2, 4096, 192, 256, 1),
-        (1, 4096, 0, 0, 1),
-        (17, 4096, 0, 256, 1),
+        (1, 2, 256, 0, 256, 1),
+        (16, 2, 4096, 0, 256, 16),
+        (2, 2, 4096, 512, 256, 3),
+        (2, 2, 4096, 192, 256, 1),
+        (1, 2, 4096, 0, 0, 1),
+        (17, 2, 4096, 0, 256, 1),
+        (1, 256, 4096, 0, 256, 16),
+        (1, 257, 4096, 0, 256, 1),  # 16 rows of it would have more heads than there are counters
     ],
 )
-def test_a_head_has_as_many_programs_as_its_longest_row_needs(
-    num_rows: int, num_places: int, window: int, part_places: int, num_parts: int, monkeypatch: pytest.MonkeyPatch
+def test_a_head_has_as_many_programs_as_the_context_of_its_cache_needs(
+    num_rows: int,
+    num_heads: int,
+    num_places: int,
+    window: int,
+    part_places: int,
+    num_parts: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     grids: list[tuple[int, ...]] = []
     monkeypatch.setattr(triton_calls, "_run", lambda kernel, grid, *arguments, **sizes: grids.append(grid))
     monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.MEASURED, part_places=part_places))
-    qkv, positions = torch.zeros(num_rows, 4 * 8), torch.zeros(num_rows, dtype=torch.int64)
+    qkv, positions = torch.zeros(num_rows, (num_heads + 2) * 8), torch.zeros(num_rows, dtype=torch.int64)
 
     for blocks, places in ((None, num_places), (torch.zeros(num_rows, 2, dtype=torch.int64), num_places // 2)):
         cache = torch.zeros(1, 1, places, 8), torch.zeros(1, 1, places, 8)
         Step().attend(qkv, None, cache, blocks, positions, None, window=window)
 
-    assert grids == [(num_rows, 2, num_parts)] * 2
+    assert grids == [(num_rows, num_heads, num_parts)] * 2
 
 
 @pytest.mark.parametrize(("family", "part_places"), [*((family, 0) for family in (None, *FAMILIES)), (None, 64)])
