@@ -20,9 +20,9 @@ A round goes on from the pages in its folder. On a machine that is lent for minu
 RESULTS, whose pages are copied to docs before the next call. An earlier commit travels as a patch:
 
     git diff -R --binary COMMIT -- . ':!docs' > before.patch        here
-    cp docs/*-h[12]00.* RESULTS                                     there
-    cp -r . /tmp/before && (cd /tmp/before && git apply before.patch)
-    python -m scripts.gpu_round 9 --out RESULTS --before COMMIT /tmp/before
+    cp docs/*-h200.* RESULTS                                        there, where git must be installed
+    cp -r . /tmp/before && (cd /tmp/before && git apply before.patch) &&
+    python -m scripts.gpu_round 8.5 --out RESULTS --before COMMIT /tmp/before
 """
 
 import dataclasses

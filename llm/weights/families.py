@@ -345,10 +345,12 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    stated = "use_bidirectional_attention" if config.get("use_bidirectional_attention") else "is_causal"
-    if stated != "is_causal" or config.get(stated) is False:
+    looks_ahead = "use_bidirectional_attention" if config.get("use_bidirectional_attention") else ""
+    if config.get("is_causal") is False:
+        looks_ahead = "is_causal"
+    if looks_ahead:
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones ({stated}), so it cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones ({looks_ahead}), so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])
@@ -407,15 +409,16 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
     nested = [spelled["rope_parameters"]]
     if isinstance(nested[0], dict) and nested[0].keys() & {"full_attention", "sliding_attention"}:
         nested = [nested[0].get(name) or {} for name in ("full_attention", "sliding_attention")]
-    elif family.local_theta is not None:  # flat ones are those of layers that see everything
-        nested.append({})
+    elif family.local_theta:  # Gemma 3, for which transformers 5.24 ignores flat ones
+        nested = [{}, {}]
+    elif family.local_theta is not None and isinstance(nested[0], dict):  # OLMo 3, as transformers 5.0 to 5.12 wrote it
+        nested.append({name: value for name, value in nested[0].items() if name == "rope_theta"})
     if not all(isinstance(one, dict) for one in (*nested, spelled["rope_scaling"])):
         raise CheckpointError(f"`{path}` has `rope_parameters` that are not an object", hint=MEANING)
     if spelled["rope_scaling"]:
         nested[0] = spelled["rope_scaling"] if len(nested) == 1 else nested[0] | spelled["rope_scaling"]
-    flat_theta = spelled["rope_parameters"].get("rope_theta")
     top, *given = ({name: value for name, value in one.items() if value is not None} for one in (config, *nested))
-    theta, share = top.get("rope_theta", flat_theta or family.theta), top.get("partial_rotary_factor", 1.0)
+    theta, share = top.get("rope_theta", family.theta), top.get("partial_rotary_factor", 1.0)
     bases = (theta, top.get("rope_local_base_freq", family.local_theta or theta))
     return tuple(
         _rotary({"partial_rotary_factor": share, "rope_theta": base, **one}, entries, path=path)

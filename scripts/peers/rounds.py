@@ -230,7 +230,7 @@ def describe(task: Task, reply: Reply) -> str:
         figures = [f"{figure.engine} {figure.rate / 1e9:.1f} G/s" for figure in reply.figures]
     else:
         figures = [f"{figure.part} {figure.batch}: {figure.rate:.2f}/s" for figure in reply.figures]
-    problem = [f"{reply.problem}: {reply.reason}"] if reply.problem else []
+    problem = [f"{reply.problem}: {_without_places(reply.reason, work=task.work)}"] if reply.problem else []
     return f"{head} {', '.join(figures + problem)}"
 
 
