@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,11 +23,17 @@ _CALLS_IN_QUEUE = 5  # between two waits, which would otherwise be a large part 
 @torch.inference_mode()
 def measure_bandwidth(backend: Backend) -> float:
     """Bytes per second: the better of summing a buffer, and of copying one half of it to the other."""
-    num_bytes, free = _HOST_BUFFER if backend.device.type == "cpu" else _DEVICE_BUFFER, backend.free_bytes()
+    is_host, free = backend.device.type == "cpu", backend.free_bytes()
+    num_bytes = _HOST_BUFFER if is_host else _DEVICE_BUFFER
     num_bytes = num_bytes if free is None else max(min(num_bytes, free // 4), 1 << 20)
-    buffer = torch.ones(num_bytes // 4, device=backend.device)
+    buffer = in_large_pages(num_bytes) if is_host else torch.ones(num_bytes // 4, device=backend.device)
     target, source = buffer.chunk(2)
     return num_bytes / min(best_seconds(backend, work) for work in (buffer.sum, lambda: target.copy_(source)))
+
+
+def in_large_pages(num_bytes: int) -> torch.Tensor:
+    """Ones in float32, on the host. numpy asks for large pages, as the kernels do for weights; torch does not."""
+    return torch.from_numpy(np.ones(num_bytes // 4, np.float32))
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from llama_adapter.runtime.ceilings import in_large_pages
 from scripts.peers.sizes import NUM_PROMPT_TOKENS, prompt_ids
 from scripts.peers.table import Figure, Rung
 
@@ -46,7 +47,7 @@ class MemoryReader:
     """Measures the current memory bandwidth. Its threads sleep between measurements."""
 
     def __init__(self, *, num_threads: int) -> None:
-        self._parts = torch.ones(_READ_BYTES // 4).chunk(num_threads)
+        self._parts = in_large_pages(_READ_BYTES).chunk(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
         self.read()  # starts the threads
 
