@@ -198,13 +198,17 @@ class Tokenizer:
         there is no prompt, `text` is encoded alone, without the space that SentencePiece puts before a text.
         `is_inner`: the prompt follows a special token.
         """
-        line_feed = ("\n", False)  # a byte piece in LLaMA's vocabulary, so no piece spans it
-        for before, inner in (line_feed,) if prompt is None else ((prompt, is_inner), line_feed):
-            alone = self.encode_run(before, is_inner=inner) if before else []
-            joint = self.encode_run(before + text, is_inner=inner)
+        if prompt is not None:
+            alone = self.encode_run(prompt, is_inner=is_inner) if prompt else []
+            joint = self.encode_run(prompt + text, is_inner=is_inner)
             if joint[: len(alone)] == alone:
                 return joint[len(alone) :]
-        return self.encode_run(text)
+        # A line feed is a byte piece in LLaMA's vocabulary, so no piece spans it.
+        border = self.encode("\n", bos=False)
+        joint = self.encode("\n" + text, bos=False)
+        if joint[: len(border)] == border:
+            return joint[len(border) :]
+        return self.encode(text, bos=False)
 
     def check(self, ids: Sequence[int]) -> None:
         """Raise ValueError for an id outside the vocabulary."""

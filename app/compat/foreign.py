@@ -86,9 +86,13 @@ def import_line(words: Sequence[str]) -> Imported | None:
     if name and not Path(name).exists() and not (is_sh and given):
         return _import_options(name, options, source=source, folder=folder)
     if is_sh:
-        what = ": arguments after a .sh file are not passed on" if given else f" runs `{name}`, which is a file here"
-        what = what if name else " runs no script of another system"
-        raise UsageError(f"`{source}`{what}", hint="name the Python program itself: run-reference PROGRAM.py ...")
+        if not name:
+            message = f"`{source}` runs no script of another system"
+        elif given:
+            message = f"`{source}`: arguments after a .sh file are not passed on"
+        else:
+            message = f"`{source}` runs `{name}`, which is a file here"
+        raise UsageError(message, hint="name the Python program itself: run-reference PROGRAM.py ...")
     return None
 
 

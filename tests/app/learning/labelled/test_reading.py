@@ -350,7 +350,7 @@ def test_a_table_beside_pictures_is_to_be_named_itself(names: list[str], told: s
         (["dataset_dict.json", "train/state.json", "train/data-0.arrow"], "write its rows as Parquet"),
     ],
 )
-def test_tables_without_pictures_are_to_be_named_or_written_anew(names: list[str], told: str, tmp_path: Path) -> None:
+def test_a_folder_with_tables_alone_says_what_to_do_with_them(names: list[str], told: str, tmp_path: Path) -> None:
     """As in repositories of the Hugging Face Hub, and in what `save_to_disk` of the `datasets` library writes."""
     with pytest.raises(InputsError, match="none of these") as refused:
         read_examples(str(fill(tmp_path, *names)))
