@@ -79,8 +79,6 @@ class Library:
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
         i32, i64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-        input_type = _function(loaded, "kernels_input_type", i32, i32)
-        self.multiplies_bfloat16: bool = input_type(KINDS["bfloat16"]) == KINDS["bfloat16"]
         self.packed_bytes = _function(loaded, "kernels_packed_bytes", i64, i32, i64, i64)
         self.pack = _function(loaded, "kernels_pack", None, i32, i64, i64, pointer, pointer, pointer, i32)
         self.round_int4 = _function(
@@ -100,6 +98,8 @@ class Library:
         self.layout = PackedLayout(
             **{name: _function(loaded, f"kernels_{source}", i32)() for name, source in _LAYOUT.items()}
         )
+        input_type = _function(loaded, "kernels_input_type", i32, i32)
+        self.multiplies_bfloat16: bool = input_type(KINDS["bfloat16"]) == KINDS["bfloat16"]
         self.instruction_set: str = _function(loaded, "kernels_instruction_set", ctypes.c_char_p)().decode()
 
 
