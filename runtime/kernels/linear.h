@@ -465,7 +465,7 @@ static int64_t parts_of_group(const product_t *self, int num_threads) {
     return least(most(1, at_once / num_threads), parts_of(num_parts, num_threads));
 }
 
-/* Brings the memory of a panel's results into the cache while its sums are computed. */
+/* Brings the memory of a panel's results into the cache while its sums are computed. Results of few rows are there. */
 static void fetch_results(const product_t *self, int64_t first_row, int64_t num_rows, int64_t panel) {
     int64_t each = self->how == STORE_BFLOAT16 ? 2 : 4, row_bytes = self->linear->num_out * each;
     const char *out = (const char *)self->out + first_row * row_bytes + panel * each;
@@ -485,7 +485,7 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
         int64_t first_row = (first_part + in_group % here) * self->rows_of_part;
         int64_t stop = least(panel + self->panel, linear->num_out);
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
-        if (self->how != CONVERT) fetch_results(self, first_row, num_rows, panel);
+        if (self->how != CONVERT && num_rows > TILE_ROWS) fetch_results(self, first_row, num_rows, panel);
         for (int64_t output = panel; output < stop; output += BLOCK) {
             block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
             if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, sums[1] + output - panel);
