@@ -148,29 +148,29 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-/* Largest magnitudes of a WIDE_GROUP of a row and of its groups. If a number is NaN or infinite, `broken` is NaN, else 0. */
+/* `count` inputs of a row, a WIDE_GROUP or the rest of one, and what is measured of them before they are rounded: the
+ * largest magnitudes of all and of each group, and whether one is `broken`: NaN if so, else 0. */
 typedef struct {
+    int64_t row, first, at, count; /* input `first` of the row is element `at` of x */
     float absmax, largest[WIDE_GROUP / GROUP], broken;
-} measured_t;
+} wide_group_t;
 
-/* Measures `count` numbers, beginning with element `at` of x. */
-ALWAYS_INLINE measured_t measure(const void *x, int type, int64_t at, int64_t count, int64_t group) {
-    measured_t found = {0};
+ALWAYS_INLINE void measure(wide_group_t *self, const void *x, int type, int64_t count, int64_t group) {
     floats_t broken = zeros();
+    self->absmax = 0.0f;
     for (int64_t first = 0; first < count; first += group) {
         floats_t largest = zeros();
         int64_t end = least(count, first + group);
         for (int64_t k = first; k < end; k += LANES) {
-            floats_t some = load_some(x, type, at + k, end - k);
+            floats_t some = load_some(x, type, self->at + k, end - k);
             largest = larger(largest, magnitude(some));
-            broken = times_add(some, zeros(), broken);
+            broken = times_add(some, zeros(), broken); /* NaN from NaN and from infinity */
         }
         float group_max = largest_of(largest);
-        found.largest[first / group] = group_max;
-        found.absmax = found.absmax > group_max ? found.absmax : group_max;
+        self->largest[first / group] = group_max;
+        self->absmax = self->absmax > group_max ? self->absmax : group_max;
     }
-    found.broken = sum_of(broken);
-    return found;
+    self->broken = sum_of(broken);
 }
 
 /* How often `whole` can be halved without becoming smaller than `part`; at most 30. */
@@ -181,27 +181,27 @@ static inline int32_t halvings_of(float whole, float part) {
     return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* negative for NaN */
 }
 
-/* Rounds a measured WIDE_GROUP of a row, `count` numbers from element `at` of x on. `kind` is known at compile time. */
-ALWAYS_INLINE void quantise(const int kind, const converted_t *self, int64_t row, int64_t first, measured_t found,
-                            const void *x, int type, int64_t at, int64_t count, int64_t group) {
-    int64_t place = first / self->group * self->num_rows + row;
+/* Rounds what was measured. `kind` is known at compile time. */
+ALWAYS_INLINE void quantise(const int kind, const converted_t *self, const wide_group_t *found, const void *x, int type,
+                            int64_t count, int64_t group) {
+    int64_t place = found->first / self->group * self->num_rows + found->row;
     bool is_static = self->scale > 0;
-    float absmax = is_static ? 127.0f * self->scale : found.absmax; /* larger inputs saturate */
-    self->scales[first / WIDE_GROUP * self->num_rows + row] = absmax / 127.0f + found.broken;
+    float absmax = is_static ? 127.0f * self->scale : found->absmax; /* larger inputs saturate */
+    self->scales[found->first / WIDE_GROUP * self->num_rows + found->row] = absmax / 127.0f + found->broken;
     float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
     for (int64_t begin = 0; begin < count; begin += group, place += self->num_rows) {
-        int32_t halvings = is_static ? 0 : halvings_of(absmax, found.largest[begin / group]);
+        int32_t halvings = is_static ? 0 : halvings_of(absmax, found->largest[begin / group]);
         float inverse = widest * (float)(1 << halvings);
         /* The inverse may be infinite if all numbers of the group are subnormal. They are then rounded to 0. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
         int64_t end = least(count, begin + group);
         for (int64_t k = begin; k < end; k += LANES) {
-            floats_t levels = times(load_some(x, type, at + k, end - k), splat(inverse));
+            floats_t levels = times(load_some(x, type, found->at + k, end - k), splat(inverse));
             if (is_static) levels = smaller(splat(127.0f), larger(splat(-127.0f), levels));
             ints_t rounded = to_ints(levels);
             sum = add_ints(sum, rounded);
-            int64_t to = row * self->value_stride + first + k;
+            int64_t to = found->row * self->value_stride + found->first + k;
             if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
             else store_int8_first((int8_t *)self->values + to, rounded, end - k);
         }
@@ -212,30 +212,29 @@ ALWAYS_INLINE void quantise(const int kind, const converted_t *self, int64_t row
     }
 }
 
-#define MEASURED_AT_ONCE 64
+/* Loops with constant bounds, except for the rest of a WIDE_GROUP. */
+#define WITH_CONSTANTS(f, count, group, ...)                                    \
+    ((count) < WIDE_GROUP ? f(__VA_ARGS__, count, group)                         \
+     : (group) == GROUP   ? f(__VA_ARGS__, WIDE_GROUP, GROUP)                    \
+                          : f(__VA_ARGS__, WIDE_GROUP, WIDE_GROUP))
 
-/* Rounds inputs first..end-1 of rows. Many groups are measured before the first of them is rounded: one group alone would
+#define MEASURED_AT_ONCE 8
+
+/* Rounds inputs first..end-1 of rows. Some groups are measured before the first of them is rounded: one group alone would
  * wait for its largest number. */
 ALWAYS_INLINE void quantise_rows(const int kind, const converted_t *self, int64_t first_row, int64_t num_rows,
                                  int64_t first, int64_t end, const void *x, int type, int64_t at, int64_t row_step) {
-    measured_t found[MEASURED_AT_ONCE];
-    uint32_t wide_groups = parts_of(end - first, WIDE_GROUP), num_items = num_rows * wide_groups;
-    for (uint32_t begin = 0; begin < num_items; begin += MEASURED_AT_ONCE) {
-        uint32_t stop = least(begin + MEASURED_AT_ONCE, num_items);
-        for (int is_measured = 0; is_measured < 2; is_measured++)
-            for (uint32_t item = begin; item < stop; item++) {
-                int64_t row = item / wide_groups, k = item % wide_groups * WIDE_GROUP, from = at + row * row_step + k;
-                int64_t count = least(WIDE_GROUP, end - first - k), group = self->group;
-                bool is_whole = count == WIDE_GROUP && group == WIDE_GROUP;
-                if (!is_measured)
-                    found[item - begin] = is_whole ? measure(x, type, from, WIDE_GROUP, WIDE_GROUP)
-                                                   : measure(x, type, from, count, group);
-                else if (is_whole)
-                    quantise(kind, self, first_row + row, first + k, found[item - begin], x, type, from, WIDE_GROUP,
-                             WIDE_GROUP);
-                else
-                    quantise(kind, self, first_row + row, first + k, found[item - begin], x, type, from, count, group);
-            }
+    wide_group_t found[MEASURED_AT_ONCE];
+    uint32_t each = parts_of(end - first, WIDE_GROUP), num_groups = num_rows * each; /* 32 bits: divisions are fast */
+    for (uint32_t begin = 0; begin < num_groups; begin += MEASURED_AT_ONCE) {
+        uint32_t here = least(MEASURED_AT_ONCE, num_groups - begin);
+        for (uint32_t i = 0; i < here; i++) {
+            int64_t row = (begin + i) / each, k = (begin + i) % each * WIDE_GROUP, count = least(WIDE_GROUP, end - first - k);
+            found[i] = (wide_group_t){first_row + row, first + k, at + row * row_step + k, count};
+            WITH_CONSTANTS(measure, count, self->group, found + i, x, type);
+        }
+        for (uint32_t i = 0; i < here; i++)
+            WITH_CONSTANTS(quantise, found[i].count, self->group, kind, self, found + i, x, type);
     }
 }
 
