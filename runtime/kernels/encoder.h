@@ -61,7 +61,7 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
             floats_t weight = load_first(self->weight + k, count), bias = load_first(self->bias + k, count);
             store_first(out + k, times_add(part, weight, bias), count);
         }
-        convert(&self->next, row, 0, width, out, FLOAT32, 0);
+        convert(&self->next, row, 1, 0, width, out, FLOAT32, 0, width);
     }
 }
 

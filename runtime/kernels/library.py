@@ -98,6 +98,8 @@ class Library:
         self.layout = PackedLayout(
             **{name: _function(loaded, f"kernels_{source}", i32)() for name, source in _LAYOUT.items()}
         )
+        input_type = _function(loaded, "kernels_input_type", i32, i32)
+        self.multiplies_bfloat16: bool = input_type(KINDS["bfloat16"]) == KINDS["bfloat16"]
         self.instruction_set: str = _function(loaded, "kernels_instruction_set", ctypes.c_char_p)().decode()
 
 

@@ -148,15 +148,29 @@ static inline floats_t load_some(const void *x, int type, int64_t at, int64_t co
     return type == FLOAT32 ? load_first((const float *)x + at, count) : load_bf16_first((const bfloat16_t *)x + at, count);
 }
 
-/* Largest magnitude of `count` numbers. If one of them is NaN or infinite, a lane of `broken` becomes NaN. */
-ALWAYS_INLINE float largest_magnitude(const void *x, int type, int64_t at, int64_t count, floats_t *broken) {
-    floats_t largest = zeros();
-    for (int64_t k = 0; k < count; k += LANES) {
-        floats_t some = load_some(x, type, at + k, count - k);
-        largest = larger(largest, magnitude(some));
-        *broken = times_add(some, zeros(), *broken);
+/* `count` inputs of a row, a WIDE_GROUP or the rest of one, and what is measured of them before they are rounded: the
+ * largest magnitudes of all and of each group, and whether one is `broken`: NaN if so, else 0. */
+typedef struct {
+    int64_t row, first, at, count; /* input `first` of the row is element `at` of x */
+    float absmax, largest[WIDE_GROUP / GROUP], broken;
+} wide_group_t;
+
+ALWAYS_INLINE void measure(wide_group_t *self, const void *x, int type, int64_t count, int64_t group) {
+    floats_t broken = zeros();
+    self->absmax = 0.0f;
+    for (int64_t first = 0; first < count; first += group) {
+        floats_t largest = zeros();
+        int64_t end = least(count, first + group);
+        for (int64_t k = first; k < end; k += LANES) {
+            floats_t some = load_some(x, type, self->at + k, end - k);
+            largest = larger(largest, magnitude(some));
+            broken = times_add(some, zeros(), broken); /* NaN from NaN and from infinity */
+        }
+        float group_max = largest_of(largest);
+        self->largest[first / group] = group_max;
+        self->absmax = self->absmax > group_max ? self->absmax : group_max;
     }
-    return largest_of(largest);
+    self->broken = sum_of(broken);
 }
 
 /* How often `whole` can be halved without becoming smaller than `part`; at most 30. */
@@ -167,35 +181,27 @@ static inline int32_t halvings_of(float whole, float part) {
     return (int32_t)least(30, most(0, (bits_of_whole - bits_of_part) / HALVING)); /* negative for NaN */
 }
 
-/* Rounds a WIDE_GROUP of a row. Its first input is element `at` of x. `kind` is known at compile time. */
-ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, int64_t row, int64_t wide, const void *x,
-                                       int type, int64_t at) {
-    int64_t first = wide * WIDE_GROUP, count = least(WIDE_GROUP, self->num_in - first);
-    int64_t place = first / self->group * self->num_rows + row;
-    float largest[WIDE_GROUP / GROUP], absmax = 0.0f;
-    floats_t broken = zeros();
-    for (int64_t k = 0; k < count; k += self->group) {
-        float group_max = largest_magnitude(x, type, at + k, least(self->group, count - k), &broken);
-        largest[k / self->group] = group_max;
-        absmax = absmax > group_max ? absmax : group_max;
-    }
+/* Rounds what was measured. `kind` is known at compile time. */
+ALWAYS_INLINE void quantise(const int kind, const converted_t *self, const wide_group_t *found, const void *x, int type,
+                            int64_t count, int64_t group) {
+    int64_t place = found->first / self->group * self->num_rows + found->row;
     bool is_static = self->scale > 0;
-    if (is_static) absmax = 127.0f * self->scale; /* larger inputs saturate */
-    self->scales[wide * self->num_rows + row] = absmax / 127.0f + sum_of(broken);
+    float absmax = is_static ? 127.0f * self->scale : found->absmax; /* larger inputs saturate */
+    self->scales[found->first / WIDE_GROUP * self->num_rows + found->row] = absmax / 127.0f + found->broken;
     float widest = absmax > 0 ? 127.0f / absmax : 0.0f;
-    for (int64_t group = 0; group < count; group += self->group, place += self->num_rows) {
-        int32_t halvings = is_static ? 0 : halvings_of(absmax, largest[group / self->group]);
+    for (int64_t begin = 0; begin < count; begin += group, place += self->num_rows) {
+        int32_t halvings = is_static ? 0 : halvings_of(absmax, found->largest[begin / group]);
         float inverse = widest * (float)(1 << halvings);
         /* The inverse may be infinite if all numbers of the group are subnormal. They are then rounded to 0. */
         if (!(inverse <= 3.0e38f)) inverse = 0.0f;
         ints_t sum = splat_ints(0);
-        int64_t end = least(count, group + self->group);
-        for (int64_t k = group; k < end; k += LANES) {
-            floats_t levels = times(load_some(x, type, at + k, end - k), splat(inverse));
+        int64_t end = least(count, begin + group);
+        for (int64_t k = begin; k < end; k += LANES) {
+            floats_t levels = times(load_some(x, type, found->at + k, end - k), splat(inverse));
             if (is_static) levels = smaller(splat(127.0f), larger(splat(-127.0f), levels));
             ints_t rounded = to_ints(levels);
             sum = add_ints(sum, rounded);
-            int64_t to = row * self->value_stride + first + k;
+            int64_t to = found->row * self->value_stride + found->first + k;
             if (kind == INT8) store_int8_inputs((int8_input_t *)self->values + to, rounded, end - k);
             else store_int8_first((int8_t *)self->values + to, rounded, end - k);
         }
@@ -206,25 +212,49 @@ ALWAYS_INLINE void quantise_wide_group(const int kind, const converted_t *self, 
     }
 }
 
+/* Loops with constant bounds, except for the rest of a WIDE_GROUP. */
+#define WITH_CONSTANTS(f, count, group, ...)                                    \
+    ((count) < WIDE_GROUP ? f(__VA_ARGS__, count, group)                         \
+     : (group) == GROUP   ? f(__VA_ARGS__, WIDE_GROUP, GROUP)                    \
+                          : f(__VA_ARGS__, WIDE_GROUP, WIDE_GROUP))
+
+#define MEASURED_AT_ONCE 8
+
+/* Rounds inputs first..end-1 of rows. Some groups are measured before the first of them is rounded: one group alone would
+ * wait for its largest number. */
+ALWAYS_INLINE void quantise_rows(const int kind, const converted_t *self, int64_t first_row, int64_t num_rows,
+                                 int64_t first, int64_t end, const void *x, int type, int64_t at, int64_t row_step) {
+    wide_group_t found[MEASURED_AT_ONCE];
+    uint32_t each = parts_of(end - first, WIDE_GROUP), num_groups = num_rows * each; /* 32 bits: divisions are fast */
+    for (uint32_t begin = 0; begin < num_groups; begin += MEASURED_AT_ONCE) {
+        uint32_t here = least(MEASURED_AT_ONCE, num_groups - begin);
+        for (uint32_t i = 0; i < here; i++) {
+            int64_t row = (begin + i) / each, k = (begin + i) % each * WIDE_GROUP, count = least(WIDE_GROUP, end - first - k);
+            found[i] = (wide_group_t){first_row + row, first + k, at + row * row_step + k, count};
+            WITH_CONSTANTS(measure, count, self->group, found + i, x, type);
+        }
+        for (uint32_t i = 0; i < here; i++)
+            WITH_CONSTANTS(quantise, found[i].count, self->group, kind, self, found + i, x, type);
+    }
+}
+
 /* The type of activations that weights of a kind take. For INT8 and INT4, this is the kind itself. */
 static inline int input_type(int kind) { return kind == BFLOAT16 ? BFLOAT16_INPUT : kind; }
 
-/* Converts inputs first..end-1 of a row. They are read from x, beginning at its element `at`. `first`
- * begins a WIDE_GROUP. */
-static void convert(const converted_t *self, int64_t row, int64_t first, int64_t end, const void *x, int type,
-                    int64_t at) {
-    if (is_integer(self->kind)) {
-        for (int64_t k = first; k < end; k += WIDE_GROUP)
-            if (self->kind == INT8) quantise_wide_group(INT8, self, row, k / WIDE_GROUP, x, type, at + k - first);
-            else quantise_wide_group(INT4, self, row, k / WIDE_GROUP, x, type, at + k - first);
-        return;
-    }
-    for (int64_t k = first; k < end; k += LANES) {
-        int64_t place = row * self->value_stride + k;
-        floats_t some = load_some(x, type, at + k - first, end - k);
-        if (input_type(self->kind) == BFLOAT16) store_bf16_first((bfloat16_t *)self->values + place, some, end - k);
-        else store_first((float *)self->values + place, some, end - k);
-    }
+/* Converts inputs first..end-1 of `num_rows` rows. They are read from x, beginning at its element `at`; rows of x are
+ * `row_step` elements apart. `first` begins a WIDE_GROUP. */
+static void convert(const converted_t *self, int64_t first_row, int64_t num_rows, int64_t first, int64_t end,
+                    const void *x, int type, int64_t at, int64_t row_step) {
+    if (self->kind == INT8) quantise_rows(INT8, self, first_row, num_rows, first, end, x, type, at, row_step);
+    else if (self->kind == INT4) quantise_rows(INT4, self, first_row, num_rows, first, end, x, type, at, row_step);
+    else
+        for (int64_t row = first_row; row < first_row + num_rows; row++, at += row_step)
+            for (int64_t k = first; k < end; k += LANES) {
+                int64_t place = row * self->value_stride + k;
+                floats_t some = load_some(x, type, at + k - first, end - k);
+                if (input_type(self->kind) == BFLOAT16) store_bf16_first((bfloat16_t *)self->values + place, some, end - k);
+                else store_first((float *)self->values + place, some, end - k);
+            }
 }
 
 typedef struct {
@@ -236,7 +266,7 @@ typedef struct {
 static void convert_task(const void *context, int64_t first, int64_t end, int64_t thread) {
     const conversion_t *self = context;
     int64_t num_in = self->made.num_in;
-    for (int64_t row = first; row < end; row++) convert(&self->made, row, 0, num_in, self->x, self->type, row * num_in);
+    convert(&self->made, first, end - first, 0, num_in, self->x, self->type, first * num_in, num_in);
 }
 
 /* Number of groups of `group` inputs in a row of activations; 0 for weights in floats. */
@@ -389,30 +419,39 @@ static inline floats_t activated(int activation, floats_t x) {
     }
 }
 
-/* Turns the sums of LANES outputs into activation(x W^T + bias), in place; rows are SUMS_APART floats apart. */
-static void finish(const linear_t *self, int activation, int64_t output, int64_t num_rows, float *sums) {
+/* LANES of x W^T + bias, from the sums of these outputs. */
+static inline floats_t outputs_of(const linear_t *self, int64_t output, const float *sums) {
     int64_t count = self->num_out - output;
     floats_t scale = self->kind == INT8 ? load_first(self->scale + output, count) : splat(1.0f);
-    floats_t bias = self->bias ? load_first(self->bias + output, count) : zeros();
-    for (int64_t r = 0; r < num_rows; r++, sums += SUMS_APART) {
-        floats_t x = times_add(load(sums), scale, bias);
-        store(sums, activated(activation, x));
+    return times_add(load(sums), scale, self->bias ? load_first(self->bias + output, count) : zeros());
+}
+
+/* Stores a row's outputs panel..end-1; CONVERT keeps them in `sums`, which are those of `linear`. `up_sums` are those of
+ * `up`. `how` is known at compile time. */
+ALWAYS_INLINE void put(const int how, const product_t *self, int64_t row, int64_t panel, int64_t end, float *sums,
+                       const float *up_sums) {
+    int64_t at = row * self->linear->num_out;
+    for (int64_t o = panel; o < end; o += LANES, sums += LANES, up_sums += LANES) {
+        floats_t x = activated(self->activation, outputs_of(self->linear, o, sums));
+        if (self->up) x = times(x, outputs_of(self->up, o, up_sums));
+        float *out = (float *)self->out + at + o;
+        if (how == CONVERT) store(sums, x);
+        else if (how == STORE_BFLOAT16) store_bf16_first((bfloat16_t *)self->out + at + o, x, end - o);
+        else if (how == ADD_FLOAT32) store_first(out, add(x, load_first(out, end - o)), end - o);
+        else store_first(out, x, end - o);
     }
 }
 
-/* Stores a panel's outputs for one row. */
-static inline void put(const product_t *self, int64_t row, int64_t output, const float *values) {
-    int64_t num_out = self->linear->num_out, end = least(output + self->panel, num_out), at = row * num_out;
-    if (self->how == CONVERT) {
-        convert(self->next, row, output, end, values, FLOAT32, 0);
-        return;
-    }
-    for (int64_t o = output; o < end; o += LANES, values += LANES) {
-        float *out = (float *)self->out + at + o;
-        if (self->how == STORE_BFLOAT16) store_bf16_first((bfloat16_t *)self->out + at + o, load(values), end - o);
-        else if (self->how == ADD_FLOAT32) store_first(out, add(load(values), load_first(out, end - o)), end - o);
-        else store_first(out, load(values), end - o);
-    }
+static void put_rows(const product_t *self, int64_t first_row, int64_t num_rows, int64_t panel, int64_t end, float *sums,
+                     const float *up_sums) {
+    for (int64_t row = first_row, at = 0; row < first_row + num_rows; row++, at += SUMS_APART)
+        switch (self->how) {
+            case STORE_FLOAT32: put(STORE_FLOAT32, self, row, panel, end, sums + at, up_sums + at); break;
+            case STORE_BFLOAT16: put(STORE_BFLOAT16, self, row, panel, end, sums + at, up_sums + at); break;
+            case ADD_FLOAT32: put(ADD_FLOAT32, self, row, panel, end, sums + at, up_sums + at); break;
+            default: put(CONVERT, self, row, panel, end, sums + at, up_sums + at);
+        }
+    if (self->how == CONVERT) convert(self->next, first_row, num_rows, panel, end, sums, FLOAT32, 0, SUMS_APART);
 }
 
 /* Number of parts that a panel of weights is multiplied by in succession, while the rows of these parts stay in a
@@ -423,6 +462,14 @@ static int64_t parts_of_group(const product_t *self, int num_threads) {
     if (num_threads <= 1) return at_once;
     if (num_parts < num_threads) return num_parts;
     return least(most(1, at_once / num_threads), parts_of(num_parts, num_threads));
+}
+
+/* Brings the memory of a panel's results into the cache while its sums are computed. Results of few rows are there. */
+static void fetch_results(const product_t *self, int64_t first_row, int64_t num_rows, int64_t panel) {
+    int64_t each = self->how == STORE_BFLOAT16 ? 2 : 4, row_bytes = self->linear->num_out * each;
+    const char *out = (const char *)self->out + first_row * row_bytes + panel * each;
+    for (int64_t r = 0; r < num_rows; r++, out += row_bytes)
+        for (int64_t at = 0; at < self->panel * each; at += 64) __builtin_prefetch(out + at, 1, 2);
 }
 
 static void product_task(const void *context, int64_t first, int64_t end, int64_t thread) {
@@ -437,18 +484,12 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
         int64_t first_row = (first_part + in_group % here) * self->rows_of_part;
         int64_t stop = least(panel + self->panel, linear->num_out);
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
+        if (self->how != CONVERT && num_rows > TILE_ROWS) fetch_results(self, first_row, num_rows, panel);
         for (int64_t output = panel; output < stop; output += BLOCK) {
             block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
             if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, sums[1] + output - panel);
         }
-        for (int64_t output = panel; output < stop; output += LANES) {
-            finish(linear, self->activation, output, num_rows, sums[0] + output - panel);
-            if (!up) continue;
-            finish(up, NONE, output, num_rows, sums[1] + output - panel);
-            for (int64_t at = output - panel; at < num_rows * SUMS_APART; at += SUMS_APART)
-                store(sums[0] + at, times(load(sums[0] + at), load(sums[1] + at)));
-        }
-        for (int64_t r = 0; r < num_rows; r++) put(self, first_row + r, panel, sums[0] + r * SUMS_APART);
+        put_rows(self, first_row, num_rows, panel, stop, sums[0], sums[1]);
     }
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, rounded, shaped
+from llama_adapter.runtime.kernels.arrays import ArrayLinear, Arrays, Blocks, LayerNorm, rounded, shaped, stored
 from llama_adapter.runtime.kernels.library import Library
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.config import (
@@ -45,8 +45,6 @@ class KernelTower:
         weight_WCPP = shaped(arrays, "clip.patch_embedding.weight", config.width, 3, side, side)
         bias_W = shaped(arrays, "clip.patch_embedding.bias", config.width) if config.has_patch_bias else None
         weight_WF, shift_W = folded(weight_WCPP, bias_W, rule=config, channel_order=whole.channel_order)
-        patches = {"weight": weight_WF, "bias": shift_W}
-        self._patches = ArrayLinear(patches, "", num_in=3 * side**2, num_out=config.width, library=library)
         self._class_CW = np.zeros(shape, np.float32)
         if shape[0]:  # one class token is a vector
             self._class_CW[:] = shaped(arrays, "clip.class_embedding", *shape[shape[0] == 1 :])
@@ -63,6 +61,10 @@ class KernelTower:
             dtype=dtype,
             library=library,
         )
+        # As in attention, the rounding error of bfloat16 is smaller than that of the layers. Pixels 0..255 are exact.
+        is_narrow = self._blocks.has_few_bits and library.multiplies_bfloat16
+        patches = {"weight": stored(weight_WF, "bfloat16" if is_narrow else "float32"), "bias": shift_W}
+        self._patches = ArrayLinear(patches, "", num_in=3 * side**2, num_out=config.width, library=library)
         self._pre_norm = norm("clip.pre_norm") if config.has_pre_norm else _same
         self._post_norm = norm("clip.post_norm") if config.has_post_norm else _same
         self._projection: Callable[[np.ndarray], np.ndarray] = _same
