@@ -163,7 +163,7 @@ class Service(QueuedService[Entry]):
         future raises `ReadingDroppedError`.
         """
         pool = self._reading_pool()
-        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
+        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_side_bytes:
             raise BusyError("Too many pictures are waiting to be shown", hint="try again later", retry_after_s=1.0)
         future: Future[PictureReading] = Future()
         pool.submit(
@@ -240,8 +240,7 @@ class Service(QueuedService[Entry]):
     # Called by any thread
 
     def _loaded(self) -> Captioner:
-        captioner = self._captioner
-        if captioner is None:
+        if (captioner := self._captioner) is None:
             raise self._unavailable()
         return captioner
 
@@ -322,8 +321,7 @@ class Service(QueuedService[Entry]):
         self._fail(entry, _READING_FAILED)
 
     def _reading_pool(self) -> ReadingPool:
-        pool = self._pool
-        if pool is None:
+        if (pool := self._pool) is None:
             raise self._unavailable()
         return pool
 
