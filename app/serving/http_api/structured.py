@@ -95,8 +95,10 @@ def _plain(schema: Any, *, root: Mapping[str, Any]) -> Any:
     None if the reference leads nowhere.
     """
     match schema:
-        case {"anyOf": [dict(one), {"type": "null"}] | [{"type": "null"}, dict(one)], **others}:
-            return _plain({**one, **others}, root=root)
+        case {"anyOf": [*parts], **others} | {"oneOf": [*parts], **others} | {"allOf": [*parts], **others}:
+            match [part for part in parts if part != {"type": "null"}]:
+                case [dict(only)]:
+                    return _plain({**only, **others}, root=root)
         case {"$ref": str(reference), **others}:
             start, *names = reference.split("/")
             found: Any = root if start == "#" else None

@@ -184,8 +184,7 @@ class Service(QueuedService[Entry]):
         They are the gated values of the last adapter layer, averaged over the visual queries; or the mean of the whole
         picture's tokens. None if the picture with this SHA-256 is not in the cache.
         """
-        picture = self._encoded.find(digest)
-        if picture is None:
+        if (picture := self._encoded.find(digest)) is None:
             return None
         whole = picture.squares[-1].embeddings_SD if picture.squares else picture.prefix.v[-1, 0]
         return as_array(whole.mean(-2)).ravel()
