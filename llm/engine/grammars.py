@@ -82,10 +82,7 @@ class Grammars:
         if (num_chars := len(json_schema or regex or "")) > MAX_GRAMMAR_CHARS:
             raise GrammarError(f"{what} has {num_chars:,} characters, the limit is {MAX_GRAMMAR_CHARS:,}")
         library = table.library
-        if json_schema is not None:
-            rule = "%json " + _json_rule(json_schema)
-        else:
-            rule = f"/{library.regex_to_lark(regex, use_ascii='d')}/"
+        rule = f"%json {_json_rule(json_schema)}" if json_schema else f"/{library.regex_to_lark(regex, use_ascii='d')}/"
         grammar = library.LLMatcher.grammar_from_lark(_HEAD + rule)
         limits = library.LLParserLimits(**_LIMITS)
         making = self._compiling.submit(library.LLMatcher, table.pieces, grammar, log_level=0, limits=limits)
@@ -219,4 +216,6 @@ def _refusal(what: str, reason: str) -> GrammarError:
         return GrammarError(f"{what} uses {', '.join(f'`{name}`' for name in names)}, which is not supported")
     lines = reason.splitlines() or [""]
     shown = _PLACE.sub("", next((line for line in lines if line.startswith("error: ")), lines[0]))
+    if re.search("look-?around|backreference", shown):
+        return GrammarError(rf"{what} has look-around, \b or a back-reference, which is not supported")
     return GrammarError(f"{what} is invalid, or too complex to follow", hint=shown[:300])

@@ -15,8 +15,8 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.serving.http_api.errors import PARAMETER, ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_PROPERTIES, MAX_TEXTS
 
-_NOTES: Final = {"title", "description", "default", "examples", "$comment"}
-_OBJECT: Final = {*_NOTES, "$schema", "$defs", "type", "properties", "required", "additionalProperties", "strict"}
+_NOTES: Final = {"title", "description", "default", "examples", "$comment", "$schema", "$id", "strict"}
+_OBJECT: Final = {*_NOTES, "$defs", "definitions", "type", "properties", "required", "additionalProperties"}
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "boolean": (bool,),
@@ -51,21 +51,19 @@ def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...
 
     `place` is the place of the schema in the request.
     """
-    if "properties" not in schema and schema.get("type") != "object":
-        return (_property(None, schema, definitions={}, place=place),)
-    _check_keywords(schema, _OBJECT, place=place)
-    properties, required = schema.get("properties"), schema.get("required", [])
-    definitions = schema.get("$defs", {})
-    if schema.get("type", "object") != "object" or not isinstance(definitions, dict):
+    whole = _plain(schema, root=schema)
+    if not isinstance(whole, dict) or ("properties" not in whole and whole.get("type") != "object"):
+        return (_property(None, whole, place=place),)
+    _check_keywords(whole, _OBJECT, place=place)
+    properties, required = whole.get("properties"), whole.get("required", [])
+    if whole.get("type", "object") != "object":
         raise _unsupported(place)
-    if not isinstance(schema.get("strict", True), bool):
-        raise _unsupported(f"{place}.strict", "it is true or false")
     if not isinstance(properties, dict) or not 1 <= len(properties) <= MAX_PROPERTIES:
         raise _unsupported(f"{place}.properties", f"an object has 1 to {MAX_PROPERTIES} properties")
     if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
         raise _unsupported(f"{place}.required", "it lists names of `properties`")
     return tuple(
-        _property(name, content, definitions=definitions, place=_inside(f"{place}.properties", name))
+        _property(name, _plain(content, root=schema), place=_inside(f"{place}.properties", name))
         for name, content in properties.items()
     )
 
@@ -91,11 +89,28 @@ def combined(properties: Sequence[Property], answers: Sequence[Answer]) -> Answe
     )
 
 
-def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], place: str) -> Property:
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        target = definitions.get(schema["$ref"].removeprefix("#/$defs/"))
-        siblings = {key: value for key, value in schema.items() if key != "$ref"}
-        schema = {**target, **siblings} if isinstance(target, dict) else None
+def _plain(schema: Any, *, root: Mapping[str, Any]) -> Any:
+    """A schema with the part of `root` that it refers to, and without null, which is no answer to a question.
+
+    None if the reference leads nowhere.
+    """
+    match schema:
+        case {"anyOf": [*parts], **others} | {"oneOf": [*parts], **others} | {"allOf": [*parts], **others}:
+            match [part for part in parts if part != {"type": "null"}]:
+                case [dict(only)]:
+                    return _plain({**only, **others}, root=root)
+        case {"$ref": str(reference), **others}:
+            start, *names = reference.split("/")
+            found: Any = root if start == "#" else None
+            for name in names:
+                found = found.get(name) if isinstance(found, dict) else None
+            return _plain({**found, **others}, root={}) if isinstance(found, dict) else None
+        case {"type": [str(kind), "null"] | ["null", str(kind)]}:
+            return {**schema, "type": kind}
+    return schema
+
+
+def _property(name: str | None, schema: Any, *, place: str) -> Property:
     if not isinstance(schema, dict):
         raise _unsupported(place)
     kind, description = schema.get("type"), schema.get("description")
@@ -114,9 +129,10 @@ def _property(name: str | None, schema: Any, *, definitions: Mapping[str, Any], 
 
 
 def _enum_values(values: Any, *, kind: Any, place: str) -> dict[str, Any]:
-    """Text -> value for the values of an enum; raises ApiError."""
+    """Text -> value for the values of an enum other than null; raises ApiError."""
     types = _TYPES.get(kind, ()) if isinstance(kind, str) else ((str, bool, int, float) if kind is None else ())
-    if not isinstance(values, list) or not 2 <= len(values) <= MAX_TEXTS:
+    values = [value for value in values if value is not None] if isinstance(values, list) else []
+    if not 2 <= len(values) <= MAX_TEXTS:
         raise _unsupported(place, f"an enum has 2 to {MAX_TEXTS} values")
     if not all(isinstance(value, types) and (bool in types or not isinstance(value, bool)) for value in values):
         raise _unsupported(place, "its values are texts, numbers or booleans of its type")

@@ -106,12 +106,9 @@ class ReadingPool:
 
     def close(self, *, timeout_s: float) -> None:
         """End all processes and threads; `ReadingDroppedError` is delivered for waiting pictures."""
-        dropped: list[ReadingTask] = []
         with self._changed:
             self._is_closed = True
-            for queue in self._queues.values():
-                while (task := queue.take()) is not None:
-                    dropped.append(task)
+            dropped = [task for queue in self._queues.values() for task in iter(queue.take, None)]
             self._changed.notify_all()
         for task in dropped:
             task.deliver(ReadingDroppedError())
@@ -194,7 +191,7 @@ class ReadingPool:
         with self._changed:
             limits, waiting = self._limits, self._queues[True]
             num_bytes = len(task.picture) + sum(len(other.picture) for other in waiting)
-            fits = len(waiting) < limits.max_slow_waiting and num_bytes <= limits.max_slow_waiting_bytes
+            fits = len(waiting) < limits.max_slow_waiting and num_bytes <= limits.max_side_bytes
             is_wanted = task.is_wanted() and not self._is_closed
             if is_wanted and fits:
                 task.is_slow, task.began = True, None

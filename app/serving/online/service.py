@@ -163,7 +163,7 @@ class Service(QueuedService[Entry]):
         future raises `ReadingDroppedError`.
         """
         pool = self._reading_pool()
-        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_view_bytes:
+        if (num_bytes := pool.num_view_bytes) and num_bytes + len(picture) > self.limits.max_side_bytes:
             raise BusyError("Too many pictures are waiting to be shown", hint="try again later", retry_after_s=1.0)
         future: Future[PictureReading] = Future()
         pool.submit(
@@ -184,8 +184,7 @@ class Service(QueuedService[Entry]):
         They are the gated values of the last adapter layer, averaged over the visual queries; or the mean of the whole
         picture's tokens. None if the picture with this SHA-256 is not in the cache.
         """
-        picture = self._encoded.find(digest)
-        if picture is None:
+        if (picture := self._encoded.find(digest)) is None:
             return None
         whole = picture.squares[-1].embeddings_SD if picture.squares else picture.prefix.v[-1, 0]
         return as_array(whole.mean(-2)).ravel()
@@ -240,8 +239,7 @@ class Service(QueuedService[Entry]):
     # Called by any thread
 
     def _loaded(self) -> Captioner:
-        captioner = self._captioner
-        if captioner is None:
+        if (captioner := self._captioner) is None:
             raise self._unavailable()
         return captioner
 
@@ -322,8 +320,7 @@ class Service(QueuedService[Entry]):
         self._fail(entry, _READING_FAILED)
 
     def _reading_pool(self) -> ReadingPool:
-        pool = self._pool
-        if pool is None:
+        if (pool := self._pool) is None:
             raise self._unavailable()
         return pool
 

@@ -50,13 +50,8 @@ class ServiceLimits:
     encoded_bytes: int = 256 * 2**20  # size of the cache of encoded pictures, on the device; 0: no cache
 
     @property
-    def max_slow_waiting_bytes(self) -> int:
-        """Limit for waiting slow pictures: a quarter of `max_waiting_bytes`."""
-        return self.max_waiting_bytes // 4
-
-    @property
-    def max_view_bytes(self) -> int:
-        """Limit for pictures that wait to be shown on the page: a quarter of `max_waiting_bytes`."""
+    def max_side_bytes(self) -> int:
+        """Limit for waiting slow pictures, and for pictures of the page that wait: a quarter of `max_waiting_bytes`."""
         return self.max_waiting_bytes // 4
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from llama_adapter.app.serving.web.batch_run import BatchRun, Result
 from llama_adapter.app.serving.web.batch_view import MAX_CARDS, State, cards, decisions, failures, progress_view
 from llama_adapter.app.serving.web.html import alert, render, told
 from llama_adapter.app.serving.web.runs import Run, Runs
-from llama_adapter.app.serving.web.suggestions import starters_for
+from llama_adapter.app.serving.web.suggestions import is_embedded, starters
 from llama_adapter.app.serving.web.uploads import MAX_UPLOAD_BYTES, Upload, place_in_uploads
 from llama_adapter.app.serving.web.widgets import (
     DIRECT,
@@ -170,7 +170,7 @@ def build_batch(service: Service, *, samples: Sequence[Path], runs: Runs) -> lis
 
 
 def _starters(service: Service) -> str:
-    return render("parts", "chips", starters=starters_for(service).questions)
+    return render("parts", "chips", starters=starters(is_embedded=is_embedded(service)).questions)
 
 
 class BatchEvents:
@@ -269,11 +269,11 @@ class BatchEvents:
 
     def start_from(self, event: gr.EventData) -> list[Any]:
         """A suggested question was pressed: fills in the question and its options."""
-        starters = starters_for(self._service)
-        index = pressed(event, count=len(starters.questions))
+        offer = starters(is_embedded=is_embedded(self._service))
+        index = pressed(event, count=len(offer.questions))
         if index is None:
             return [gr.skip()] * (1 + len(self.options))
-        return [starters.questions[index].text, *(starters.texts.get(option.name, "") for option in self.options)]
+        return [offer.questions[index].text, *(offer.texts.get(option.name, "") for option in self.options)]
 
     def show_rule(self, *texts: Any) -> Any:
         """An option was changed: shows the rule's sliders only if the task has probabilities."""

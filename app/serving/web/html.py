@@ -11,6 +11,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from llama_adapter.app.jobs import progress
 from llama_adapter.app.serving.online.types import ServiceError
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.text import counted
@@ -77,12 +78,7 @@ def milliseconds(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """A duration as text: 0.8 s, 12 s, 3 min 20 s, 1 h 5 min."""
-    if seconds < 9.95:
-        return f"{max(0.0, seconds):.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return " ".join(([f"{minutes} min"] if minutes else []) + ([f"{rest} s"] if rest or not minutes else []))
+    return f"{max(0.0, seconds):.1f} s" if seconds < 9.95 else progress.duration(seconds)
 
 
 def size(num_bytes: int) -> str:

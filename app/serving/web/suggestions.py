@@ -33,11 +33,6 @@ class Starters:
     texts: Mapping[str, str]  # name of an option -> text for its box
 
 
-def starters_for(service: Service, *, about: str = "") -> Starters:
-    """The suggested questions for the service's model; general ones while no model is loaded."""
-    return starters(is_embedded=is_embedded(service), about=about)
-
-
 def is_embedded(service: Service) -> bool:
     """Whether the service's model is the embedded one; False while no model is loaded."""
     try:

@@ -99,8 +99,7 @@ def read_upload(path: str, *, name: str, max_bytes: int) -> bytes:
 
     Raises PictureError if the file is gone, was not uploaded, or is larger than `max_bytes`.
     """
-    real = uploaded(path)
-    if real is None:
+    if (real := uploaded(path)) is None:
         raise PictureError("missing", f"`{name}` is no longer on the server; add it again.")
     try:
         with real.open("rb") as file:

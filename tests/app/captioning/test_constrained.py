@@ -180,7 +180,10 @@ def test_every_method_keeps_the_form(embedded: Captioner) -> None:
             "The JSON schema is invalid, or too complex",
         ),
         ({"regex": "(secret"}, "The regular expression is invalid, or too complex"),
-        ({"regex": "(?=a)"}, "The regular expression is invalid, or too complex"),
+        ({"regex": "(?=a)"}, r"The regular expression has look-around, \b or a back-reference, which is not supported"),
+        ({"regex": r"\bred\b"}, "The regular expression has look-around"),
+        ({"json_schema": {"type": "string", "pattern": r"^(?!^[-+.]*$)[0-9]*$"}}, "The JSON schema has look-around"),
+        ({"json_schema": {"type": "string", "pattern": r"(a)\1"}}, "The JSON schema has look-around"),
         ({"regex": "a" * 70_000}, "has 70,000 characters, the limit is 65,536"),
     ],
 )

@@ -61,12 +61,35 @@ def test_several_properties_are_asked_by_their_descriptions() -> None:
     assert asked({"star": {**STAR, "description": " "}, "caption": CAPTION}, "A star?")[0].instruction == "A star?"
 
 
-def test_references_to_definitions_are_followed() -> None:
-    schema = {"properties": {"colour": {"$ref": "#/$defs/Colour"}}, "$defs": {"Colour": COLOUR}}
+PLAIN_COLOUR = {"enum": ["red", "blue", None], "type": ["string", "null"]}
+OR_NONE = {"anyOf": [{"$ref": "#/$defs/Colour"}, {"type": "null"}], "default": None}
+WHOLE = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/Colour"}}, "required": ["colour"]}
 
-    (colour,) = read_schema(schema, place="s")
 
-    assert (colour.name, list(colour.values or ())) == ("colour", ["red", "blue"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"colour": {"$ref": "#/$defs/Colour"}}, "$defs": {"Colour": COLOUR}},
+        # As libraries for zod write a type that is used twice:
+        {"properties": {"colour": {"$ref": "#/definitions/c d"}}, "definitions": {"c d": COLOUR}},
+        {"properties": {"colour": COLOUR, "other": {"$ref": "#/properties/colour"}}},
+        # As older pydantic writes a type with a description:
+        {"properties": {"colour": {"allOf": [{"$ref": "#/$defs/C"}], "description": "?"}}, "$defs": {"C": COLOUR}},
+        # As invopop/jsonschema writes it:
+        {"$id": "https://example.com/s", "$ref": "#/$defs/Whole", "$defs": {"Whole": WHOLE, "Colour": COLOUR}},
+        # Values that may be null, as pydantic, Home Assistant and others write them:
+        {"properties": {"colour": OR_NONE}, "$defs": {"Colour": COLOUR}},
+        {"properties": {"colour": {"anyOf": [{"type": "null"}, PLAIN_COLOUR]}}},
+        {"properties": {"colour": {"oneOf": [COLOUR, {"type": "null"}]}}},
+        {"properties": {"colour": PLAIN_COLOUR}},
+        {"properties": {"colour": {**PLAIN_COLOUR, "type": ["null", "string"]}}},
+    ],
+)
+def test_references_are_followed_and_null_is_no_answer(schema: dict[str, Any]) -> None:
+    properties = read_schema(schema, place="s")
+
+    assert properties[0].name == "colour"
+    assert {tuple(one.values or ()) for one in properties} == {("red", "blue")}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +98,9 @@ def test_references_to_definitions_are_followed() -> None:
         ({"properties": {"colour": COLOUR, "star": STAR}}, ["blue", "no"], {"colour": "blue", "star": False}),
         ({"properties": {"caption": CAPTION}}, ['a "red"\nstar'], {"caption": 'a "red"\nstar'}),
         ({"properties": {"star": STAR}, "strict": True}, ["yes"], {"star": True}),  # as Home Assistant writes it
+        ({"properties": {"star": {**STAR, "type": ["boolean", "null"]}}}, ["no"], {"star": False}),
+        ({"properties": {"caption": {"anyOf": [CAPTION, {"type": "null"}]}}}, ["a star"], {"caption": "a star"}),
+        ({**COLOUR, "$schema": "https://json-schema.org/draft/2020-12/schema"}, ["red"], "red"),
         ({"properties": {"n": {"enum": [1, 2.5, True]}}}, ["2.5"], {"n": 2.5}),
         (COLOUR, ["red"], "red"),
         ({"type": "boolean"}, ["no"], False),
@@ -121,15 +147,19 @@ def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> Non
         ({"type": "object", "properties": {f"p{i}": CAPTION for i in range(MAX_PROPERTIES + 1)}}, "s.properties"),
         ({"type": "object", "properties": {"a": CAPTION}, "required": ["b"]}, "s.required"),
         ({"type": "object", "properties": {"a": CAPTION}, "minProperties": 1}, "s.minProperties"),
-        ({"properties": {"a": CAPTION}, "strict": "yes"}, "s.strict"),
         ({"properties": {"a": {"type": "integer"}}}, "s.properties.a.type"),
         ({"properties": {"a": {"type": "integer", "minimum": 0}}}, "s.properties.a.type"),
-        ({"properties": {"a": {"type": ["string", "null"]}}}, "s.properties.a.type"),
+        ({"properties": {"a": {"type": ["string", "boolean"]}}}, "s.properties.a.type"),
+        ({"properties": {"a": {"type": ["integer", "null"]}}}, "s.properties.a.type"),
+        ({"properties": {"a": {"anyOf": [CAPTION, STAR]}}}, "s.properties.a.anyOf"),
         ({"properties": {"a": {"type": "string", "pattern": "a"}}}, "s.properties.a.pattern"),
-        ({"properties": {"a": {"anyOf": [CAPTION]}}}, "s.properties.a.anyOf"),
         ({"properties": {"a": {"type": "object", "properties": {}}}}, "s.properties.a.type"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "s.properties.a"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": []}}, "s.properties.a"),
+        ({"properties": {"a": {"$ref": "other.json/$defs/b"}}, "$defs": {"b": CAPTION}}, "s.properties.a"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "s.properties.a"),
+        ({"properties": {"a": {"$ref": "#"}}}, "s.properties.a.properties"),
+        ({"$ref": "#/$defs/b"}, "s"),
         ({"properties": {"a": True}}, "s.properties.a"),
         ({"properties": {"a": {"enum": ["x"]}}}, "s.properties.a.enum"),
         ({"properties": {"a": {"enum": ["x", "x"]}}}, "s.properties.a.enum"),
