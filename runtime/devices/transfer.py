@@ -14,7 +14,10 @@ def upload(values: Numbers, device: torch.device) -> Tensor:
 
     A GPU copies it from pinned memory after the work that it was given before.
     """
-    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, device="cpu")
+    if not isinstance(values, np.ndarray):  # torch would take its default dtype and device, which programs set
+        array = np.array(values)
+        values = array.astype(np.float32) if array.dtype == np.float64 else array
+    host = torch.from_numpy(values)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
