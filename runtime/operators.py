@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Given, Result = ParamSpec("Given"), TypeVar("Result")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -37,7 +38,7 @@ def undisturbed(method: Callable[Concatenate[Any, Given], Result]) -> Callable[C
     """A method of an object with `_device` in inference mode, without the autocast of the program that calls it."""
 
     @wraps(method)
-    def run(self: Any, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def run(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
         kind = self._device.type
         is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         with torch.inference_mode(), torch.autocast(kind, enabled=False) if is_cast else nullcontext():
