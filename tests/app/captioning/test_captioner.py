@@ -25,6 +25,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.runtime.devices.transfer import begin_fetch, upload
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.schemes import Precision
 from tests.app.golden import GOLDEN, model_options
 
 PICTURES = sorted((GOLDEN / "images").iterdir())
@@ -308,9 +309,10 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def test_what_a_program_sets_in_torch_has_no_effect() -> None:
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_what_a_program_sets_in_torch_has_no_effect(precision: Precision) -> None:
     def answered() -> tuple[object, ...]:
-        loaded = Captioner.load(**model_options(), operators="aten")
+        loaded = Captioner.load(**model_options(), operators="aten", precision=precision)
         on_host = upload([1], torch.device("cpu"))
         assert begin_fetch(on_host).tolist() == [1]
         drawn = loaded.caption(PICTURES[0], temperature=1.3, seed=3, frequency_penalty=0.3, logprobs=2)
