@@ -39,7 +39,7 @@ def open_records(out: str) -> "RecordWriter":
     Parts are called part-00000.jsonl and so on. Raises the errors of `RecordWriter`, and `RecordFileError` for a folder
     in which other runs wrote files of other names, such as those of shards.
     """
-    path, older = Path(out), tuple[Path, ...]()
+    path, older = Path(out), list[Path]()
     if out.endswith(("/", os.sep)) or path.is_dir():
         found = ((PART_NAME.fullmatch(part.name), part) for part in (path.iterdir() if path.is_dir() else ()))
         parts = sorted((int(match[1]), part) for match, part in found if match is not None)
@@ -49,9 +49,8 @@ def open_records(out: str) -> "RecordWriter":
                 f"`{others[0].name.removesuffix('.manifest.json')}`",
                 hint="rename them to part-00000.jsonl and so on, or name a file or another folder as --out",
             )
-        *older_parts, path = [part for _, part in parts] or [path / "part-00000.jsonl"]
-        older = tuple(older_parts)
-    return RecordWriter(path, older=older)
+        *older, path = [part for _, part in parts] or [path / "part-00000.jsonl"]
+    return RecordWriter(path, older=tuple(older))
 
 
 class RecordWriter(AbstractContextManager["RecordWriter"]):
