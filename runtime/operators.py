@@ -4,13 +4,17 @@
 # F feed-forward width, M queries that read one head of keys: those of N / G heads at S places
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 StoreFunction = Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -28,6 +32,19 @@ class DecoderSizes(Protocol):
 
     @property
     def qk_norm(self) -> str: ...  # "head" if each head of q and k is normalised
+
+
+def undisturbed(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
+    """A method of an object with `_device` in inference mode, without the autocast of the program that calls it."""
+
+    @wraps(method)
+    def run(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        kind = self._device.type
+        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        with torch.inference_mode(), torch.autocast(kind, enabled=False) if is_cast else nullcontext():
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 def random_parameter(*shape: int, std: float) -> nn.Parameter:

@@ -146,8 +146,8 @@ class PictureEncoder(nn.Module):
         else:
             self.query = VisualQueryBlocks(config.query, input_dim=config.clip.output_dim)
         with torch.device("cpu"):  # real values even if the weights are on the meta device
-            self.register_buffer("mean", torch.tensor(config.clip.mean).view(3, 1, 1), persistent=False)
-            self.register_buffer("std", torch.tensor(config.clip.std).view(3, 1, 1), persistent=False)
+            for name, values in (("mean", config.clip.mean), ("std", config.clip.std)):
+                self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(3, 1, 1), persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -152,7 +152,7 @@ def _in_common_mode(image: Image.Image, *, name: str) -> Image.Image:
     if mode in _COMMON_MODE:
         return image.convert(_COMMON_MODE[mode])
     if mode.startswith("I;16"):
-        return Image.fromarray(_high_byte(np.asarray(image)))
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if mode == "I":
         return Image.fromarray(_integers_to_8_bit(np.asarray(image), name=name))
     if mode == "F":
@@ -163,15 +163,11 @@ def _in_common_mode(image: Image.Image, *, name: str) -> Image.Image:
     return image
 
 
-def _high_byte(values: NDArray[np.integer[Any]]) -> NDArray[np.uint8]:
-    return (values >> 8).astype(np.uint8)
-
-
 def _integers_to_8_bit(values: NDArray[np.int32], *, name: str) -> NDArray[np.uint8]:
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:
         raise _out_of_range(f"{low} to {high}", wanted="0 to 255 or 0 to 65535", name=name)
-    return values.astype(np.uint8) if high <= 255 else _high_byte(values)
+    return (values if high <= 255 else values >> 8).astype(np.uint8)
 
 
 @np.errstate(all="ignore")

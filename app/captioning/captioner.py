@@ -347,15 +347,20 @@ class Captioner:
         )
 
     def caption(self, picture: Pictures, **options: Unpack[AskOptions]) -> Answer:
-        """Describe one picture, or several together as in `ask`. The parameters are those of `generate`."""
-        return _answers(list(self._stream(partial(self._only, picture), **options)))[0]
+        """Describe one picture, or several together as in `ask`. The parameters are those of `generate` without `n`."""
+        return self._one(picture, None, **options)
 
     def ask(self, picture: Pictures, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
         """Answer a question about one picture, or about several together if the model sees pictures as tokens.
 
-        The parameters are those of `generate`. Raises ValueError for several pictures if the model sees one.
+        The parameters are those of `generate` without `n`. Raises ValueError for several if the model sees one.
         """
-        return _answers(list(self._stream(partial(self._only, picture), [question], **options)))[0]
+        return self._one(picture, [question], **options)
+
+    def _one(self, picture: Pictures, prompts: list[Prompt] | None, **options: Unpack[AskOptions]) -> Answer:
+        if (n := options.pop("n", 1)) != 1:
+            raise ValueError(f"`generate` returns several answers: n is 1 here, got {n!r}")
+        return _answers(self._stream(partial(self._only, picture), prompts, **options))[0]
 
     def _only(self, picture: Pictures) -> list[GivenPicture]:
         given = self._given(picture)
@@ -481,10 +486,7 @@ class Captioner:
         self,
         pictures: Pictures,
         prompts: Iterable[Prompt] | str | Dialogue | RawPrompt | None = None,
-        *,
-        choices: Sequence[str] | None = None,
-        task: Task | None = None,
-        **options: Unpack[RunOptions],
+        **options: Unpack[AskOptions],
     ) -> Generator[Event]:
         """As `generate`, token by token: yields a `TextDelta` for each new piece of text, and each complete `Answer`.
 
@@ -492,7 +494,7 @@ class Captioner:
         end, or close it. Until then, calls from other threads wait, and a call from the same thread raises
         RuntimeError.
         """
-        return self._stream(partial(self._given, pictures), prompts, choices=choices, task=task, **options)
+        return self._stream(partial(self._given, pictures), prompts, **options)
 
     def _stream(
         self,

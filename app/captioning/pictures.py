@@ -95,8 +95,7 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
         case str() | os.PathLike():
             name = os.fsdecode(given)
             if isinstance(given, str) and _ADDRESS.match(name) and not os.path.lexists(name):
-                is_data = is_data_uri(name)
-                yield GivenPicture(_contained(name)) if is_data else GivenPicture(_remote(name, allowed=allowed), name)
+                yield GivenPicture(_at_address(name, allowed=allowed), None if is_data_uri(name) else name)
                 return
             for found in read_inputs(InputSpec(paths=(name,))):
                 assert found.source is not None, "a path names a picture"
@@ -128,15 +127,10 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
             raise TypeError(f"A picture is {_TAKEN}, got {type(given).__name__}{advice}")
 
 
-def _contained(uri: str) -> bytes | PictureReading:
+def _at_address(address: str, *, allowed: tuple[AllowedHost, ...]) -> bytes | RemotePicture | PictureReading:
     try:
-        return read_data_uri(uri, max_bytes=DEFAULT_MAX_BYTES)
-    except FetchError as error:
-        return PictureReading(error=AnswerError(code=error.code, message=error.message))
-
-
-def _remote(address: str, *, allowed: tuple[AllowedHost, ...]) -> RemotePicture | PictureReading:
-    try:
+        if is_data_uri(address):
+            return read_data_uri(address, max_bytes=DEFAULT_MAX_BYTES)
         url = PictureUrl.parse(address)
     except FetchError as error:
         return PictureReading(error=AnswerError(code=error.code, message=error.message))

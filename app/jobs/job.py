@@ -63,6 +63,8 @@ class Job:
     def __post_init__(self) -> None:
         if not self.questions:
             raise ValueError("questions must be at least one")
+        if self.out == "-":
+            raise ValueError("out names a file or folder, got -; answers go to stdout without it")
         if self.paddlenlp_out is not None:
             if self.out is None:
                 raise ValueError("paddlenlp_out goes with out: it is made of the records there")

@@ -297,7 +297,7 @@ def _compare(encoder: ExportedEncoder, reference: PictureEncoder) -> list[tuple[
     queries, own = [], reference.config.clip.std
     with torch.inference_mode():
         for std in (own, _MODEL_ZOO_STD) if own == PIXEL_STD else (own,):
-            reference.std = torch.tensor(std).view(3, 1, 1)
+            reference.std = torch.tensor(std, dtype=torch.float32).view(3, 1, 1)
             queries.append(reference(torch.from_numpy(pixels_BHWC)))
     found: list[tuple[float, ChannelOrder, bool]] = []
     orders: tuple[ChannelOrder, ...] = ("rgb", "bgr")

@@ -35,7 +35,7 @@ from llama_adapter.llm.runners.score_layout import lay_out, layout_mask, layout_
 from llama_adapter.llm.runners.shapes import EXACT, Shapes, padded
 from llama_adapter.runtime.devices import Backend
 from llama_adapter.runtime.devices.transfer import shared
-from llama_adapter.runtime.operators import ATEN, Operators, StepOperators, capped
+from llama_adapter.runtime.operators import ATEN, Operators, StepOperators, capped, undisturbed
 from llama_adapter.runtime.ranks import ALONE
 
 _MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
@@ -163,7 +163,7 @@ class EagerRunner:
             case MixedPlan():
                 raise NotImplementedError("torch runs no mixed plans")
 
-    @torch.inference_mode()
+    @undisturbed
     def project_prefix(self, visual_query_BQD: Any) -> list[Prefix]:
         visual_query_BQD = shared(visual_query_BQD)
         num_pictures = len(visual_query_BQD)
@@ -193,7 +193,7 @@ class EagerRunner:
         rows, greedy = range(len(prompts)), [None] * len(prompts)
         return self._fill(PrefillPlan(rows, list(map(tuple, prompts)), prefixes, greedy, first_slot, pictures=pictures))
 
-    @torch.inference_mode()
+    @undisturbed
     def _fill(self, plan: PrefillPlan) -> Prediction:
         """The predictions after each prompt's last token. What the plan says is kept."""
         known = self._admit(plan)
@@ -271,7 +271,7 @@ class EagerRunner:
         """What runs in place of a program of whole prompts; `key` is what its shapes and addresses depend on."""
         return program
 
-    @torch.inference_mode()
+    @undisturbed
     def decode(self, token_ids: Sequence[int] | Tensor, positions: Sequence[int]) -> Prediction:
         """Feed one token to each of slots 0..R-1 at its position; returns the predictions of the next tokens.
 
@@ -316,7 +316,7 @@ class EagerRunner:
 
         return program
 
-    @torch.inference_mode()
+    @undisturbed
     def score(self, plan: ScorePlan) -> list[list[float]]:
         """Log-probability of each continuation of each row."""
         num_prompts = len(plan.rows)

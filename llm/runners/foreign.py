@@ -19,6 +19,7 @@ from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Plan, PrefillP
 from llama_adapter.llm.runners.sampler import Prediction, logprobs, predict
 from llama_adapter.llm.runners.shapes import padded
 from llama_adapter.runtime.devices import Backend
+from llama_adapter.runtime.operators import undisturbed
 
 Past = Sequence[tuple[Tensor, Tensor]]  # keys and values (G, P, H) of each layer; empty before the first token
 
@@ -42,7 +43,7 @@ class ForeignRunner:
         import transformers
 
         self.config = config
-        self.model, self._backend = model, backend
+        self.model, self._backend, self._device = model, backend, backend.device
         self._new_cache = transformers.DynamicCache
         self._readback = AsyncReadback(backend, num_slots=config.num_slots)
         self._upload = self._readback.upload
@@ -133,7 +134,7 @@ class ForeignRunner:
                 scores.append(float(logprobs(logits_TV, self._upload(continuation)).sum()))
         return scores
 
-    @torch.inference_mode()
+    @undisturbed
     def _step(
         self, tokens_RS: Tensor, pasts: Sequence[Past], *, ends: Sequence[int], places: Sequence[int]
     ) -> tuple[Tensor, list[Past]]:

@@ -165,7 +165,7 @@ class _Merge:
         shape = (config.num_adapter_layers, config.num_queries, config.dim)
         queries = torch.zeros(0) if self.queries is None else self.queries.float()
         yield "adapter.queries", queries.reshape(shape)
-        gates = torch.zeros(config.num_adapter_layers, config.num_heads)
+        gates = torch.zeros(config.num_adapter_layers, config.num_heads, dtype=torch.float32)
         for j in range(config.num_adapter_layers):
             prefix = f"layers.{config.first_adapter_layer + j}.attention."
             gate = self.adapter[f"{prefix}gate"].float().flatten()

@@ -23,7 +23,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     weight that is not finite.
     """
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(len(weight), device=weight.device)
+    scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     num_rows = max((_NUMBERS_AT_ONCE if weight.is_cpu else _NUMBERS_ON_DEVICE) // weight.shape[1], 1)
     for start in range(0, len(weight), num_rows):
         part = slice(start, start + num_rows)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.devices.programs import GraphMode, RepeatedPrograms
 from llama_adapter.runtime.devices.transfer import upload
+from llama_adapter.runtime.operators import undisturbed
 from llama_adapter.vision.backends.batches import best_batch_size, even_batches, last_cache_bytes
 from llama_adapter.vision.encoder import PictureEncoder
 
@@ -40,7 +41,7 @@ class TorchVisionBackend:
                 encoder.config, itemsize=encoder.dtype.itemsize, cache_bytes=last_cache_bytes()
             )
 
-    @torch.inference_mode()
+    @undisturbed
     def encode(self, pixels_BHWC: np.ndarray) -> Tensor:
         """As `VisionBackend.encode`."""
         num_pictures = len(pixels_BHWC)

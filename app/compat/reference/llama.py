@@ -225,8 +225,7 @@ class LLaMA_adapter(nn.Module):
             for index, prompt in enumerate(prompts)
         ]
         answers: dict[int, Answer] = {}
-        # The program may call this inside its own autocast context.
-        with torch.autocast(self.device.type, enabled=False), captioner.open_loop(clock) as loop:
+        with captioner.open_loop(clock) as loop:
             loop.start([(picture, [request]) for picture, request in zip(pixels, requests, strict=True)])
             while loop.in_flight:
                 answers |= {event.index: event for event in loop.step() if isinstance(event, Answer)}

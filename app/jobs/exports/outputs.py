@@ -157,7 +157,7 @@ def kohya_lines(rows: Iterable[Row], *, template: Template, refusals: Refusals) 
 def _is_usable(picture: str, path: str, *, refusals: Refusals) -> bool:
     """Whether a picture exists and has a name that JSON can hold; refused otherwise."""
     if not os.path.isfile(path):
-        refusals.add(picture, "there is no such picture")
+        refusals.add(picture, "there is no such picture; remove its record")
     elif name_as_text(path) != path:
         refusals.add(picture, "its name is not UTF-8, which JSON has to be; rename the picture")
     else:

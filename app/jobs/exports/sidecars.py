@@ -143,7 +143,7 @@ class SidecarFiles:
             self.outside = folder if self.outside is None else os.path.commonpath((self.outside, folder))
             raise _RefusedError("it is in no folder that texts may be written to; name its folder as --below")
         if not os.path.isfile(place):
-            raise _RefusedError("there is no such picture; name a folder as --out for its text")
+            raise _RefusedError("there is no such picture; remove its record, or name a folder as --out for its text")
 
     def _put(self, folder: str, name: str, text: str) -> None:
         """Write one file, unless it is kept or has this text, also in lines, as earlier versions wrote it."""

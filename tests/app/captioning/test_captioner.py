@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.runtime.devices.transfer import begin_fetch, upload
 from llama_adapter.runtime.errors import DeviceError
+from llama_adapter.runtime.schemes import Precision
 from tests.app.golden import GOLDEN, model_options
 
 PICTURES = sorted((GOLDEN / "images").iterdir())
@@ -227,6 +229,7 @@ ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...
     (lambda one: one.caption(PICTURES[0], task="x"), TypeError, "task must be a Task, got 'x'"),  # type: ignore[arg-type]
     (lambda one: one.caption(PICTURES[0], clock="x"), TypeError, "clock must be a StageClock"),  # type: ignore[arg-type]
     (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),  # type: ignore[arg-type]
+    (lambda one: one.caption(PICTURES[0], n=2), ValueError, "`generate` returns several answers: n is 1 here, got 2"),
     (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),  # type: ignore[call-arg]
     (lambda one: one.caption(PICTURES[0], given=1), TypeError, "unexpected keyword argument 'given'"),  # type: ignore[call-arg]
     (lambda one: one.generate_text("x", given_items=1), TypeError, "unexpected keyword argument 'given_items'"),  # type: ignore[call-arg]
@@ -297,13 +300,29 @@ def test_a_text_that_is_a_member_of_an_enum_is_its_value(captioner: Captioner, p
     assert {*map(type, (encoded.text, answer.prompt, answer.text, *(answer.choice or ())))} == {str}
 
 
-def test_torchs_default_device_has_no_effect(captioner: Captioner) -> None:
-    with torch.device("meta"):
-        loaded = Captioner.load(**model_options(), operators="aten")
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("precision", ["float", "int8"])
+def test_what_a_program_sets_in_torch_has_no_effect(precision: Precision) -> None:
+    def answered() -> tuple[object, ...]:
+        loaded = Captioner.load(**model_options(), operators="aten", precision=precision)
         on_host = upload([1], torch.device("cpu"))
         assert begin_fetch(on_host).tolist() == [1]
-        answer = loaded.caption(PICTURES[0])
-    assert answer.token_ids == captioner.caption(PICTURES[0]).token_ids
+        drawn = loaded.caption(PICTURES[0], temperature=1.3, seed=3, frequency_penalty=0.3, logprobs=2)
+        return drawn.token_ids, drawn.logprobs, loaded.ask(PICTURES[0], "Is it red?", choices=["Yes", "No"]).choice
+
+    expected = answered()
+    low = torch.bfloat16
+    for context in (torch.device("meta"), default_dtype(low), default_dtype(torch.float64), torch.autocast("cpu", low)):
+        with context:
+            assert answered() == expected
 
 
 def test_devices_and_dtypes_may_be_torchs_own() -> None:
