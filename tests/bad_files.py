@@ -2,7 +2,6 @@
 
 import io
 import struct
-import zipfile
 import zlib
 from functools import cache
 
@@ -23,19 +22,15 @@ def png_bomb(*, side: int = 30_000) -> bytes:
 
 
 def packed_zeros(num_bytes: int) -> bytes:
-    """`num_bytes` zeros, compressed by zlib."""
-    checksum = num_bytes % 65521 << 16 | 1  # Adler-32
-    return b"\x78\xda" + _deflated_zeros(num_bytes) + struct.pack(">I", checksum)
+    """`num_bytes` zeros, compressed by zlib.
 
-
-def _deflated_zeros(num_bytes: int) -> bytes:
-    """A stream without header and checksum.
-
-    Its blocks repeat the first one, because compressing all of them takes seconds.
+    The blocks repeat the first one, because compressing all of them takes seconds.
     """
+    checksum = num_bytes % 65521 << 16 | 1  # Adler-32
     packer = zlib.compressobj(9, wbits=-15)
     first = packer.compress(bytes(_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
-    return first * (num_bytes // _BLOCK) + packer.compress(bytes(num_bytes % _BLOCK)) + packer.flush()
+    blocks = first * (num_bytes // _BLOCK) + packer.compress(bytes(num_bytes % _BLOCK)) + packer.flush()
+    return b"\x78\xda" + blocks + struct.pack(">I", checksum)
 
 
 def png(*, width: int, height: int, bits: int = 8, packed: bytes = b"", more: bytes = b"") -> bytes:
@@ -76,22 +71,6 @@ def large_gif_frame() -> bytes:
     """A GIF of one pixel whose first frame claims 65,535 x 65,535 pixels."""
     screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6)
     return screen + b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0) + b"\x02\x02\x44\x01\x00;"
-
-
-@cache
-def zip_bomb(*, mebibytes: int = 512) -> bytes:
-    """A zip file of zeros."""
-    num_bytes, checksum, name = mebibytes * 2**20, 0, b"zeros"
-    for _ in range(mebibytes):
-        checksum = zlib.crc32(bytes(2**20), checksum)
-    packed = _deflated_zeros(num_bytes)
-    # Version, flags, method, time, date, checksum, sizes, length of the name, length of the extra field.
-    facts = struct.pack(
-        "<HHHHHIIIHH", 20, 0, zipfile.ZIP_DEFLATED, 0, 33, checksum, len(packed), num_bytes, len(name), 0
-    )
-    member = b"PK\3\4" + facts + name + packed
-    entry = b"PK\1\2" + struct.pack("<H", 20) + facts + bytes(14) + name
-    return member + entry + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(member), 0)
 
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'

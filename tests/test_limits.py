@@ -16,7 +16,7 @@ from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.pictures import PictureSettings
 from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.app.serving.web.archive import ArchiveLimits
-from tests.app.serving.http_api.refused import all_cases
+from tests.app.serving.http_api.test_refusals import all_cases
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "limits.md").read_text()

@@ -1,7 +1,11 @@
 """OpenAI's client and the API with the embedded model: answers, streams and errors."""
 
+import json
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -9,18 +13,17 @@ import pytest
 from pydantic import BaseModel, Field
 
 from llama_adapter import Captioner
-from llama_adapter.app.captioning.tasks.answers import TextDelta
 from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.models.resources import sample_pictures
-from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.metrics import Metrics
-from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceLimits
-from tests.app.serving.http_api.live import StubService, answer, served
-from tests.app.serving.http_api.requests import RED_STAR, data_uri, image, user
+from scripts.service_bench.process import ServerProcess
+from tests.app.serving.http_api.live import served
+from tests.app.serving.http_api.requests import CHAT, RED_STAR, data_uri, image, user
+from tests.app.serving.online.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -133,17 +136,6 @@ def test_answers_are_those_of_the_captioner_for_the_same_seed_and_settings(
     assert answers == [(answer.text, answer.finish) for answer in expected]
 
 
-def test_choices_are_scored_as_the_captioner_scores_them(client: openai.OpenAI, captioner: Captioner) -> None:
-    said = client.chat.completions.create(
-        model="default", messages=star("Is there a red star?"), extra_body={"answer_choices": ["yes", "no"]}
-    )
-
-    (expected,) = captioner.generate([RED_STAR], "Is there a red star?", choices=["yes", "no"])
-    assert said.choices[0].message.content == expected.text == "yes"
-    probabilities = said.choices[0].model_extra["answer_probabilities"]
-    assert probabilities == pytest.approx(expected.choice)
-
-
 class Star(BaseModel):
     color: Literal["red", "blue"] = Field(description="What color is the star?")
     is_green: bool = Field(description="Is there a green circle?")
@@ -182,32 +174,16 @@ def test_several_answers_with_log_probabilities(client: openai.OpenAI) -> None:
 def test_a_text_is_completed(client: openai.OpenAI, captioner: Captioner) -> None:
     (expected,) = captioner.generate_text(RawPrompt("What is a star?"), max_new_tokens=16)
     said = client.completions.create(model="default", prompt="What is a star?", logprobs=3)
-    pieces = list(client.completions.create(model="default", prompt="What is a star?", stream=True, logprobs=3))
+    pieces = list(client.completions.create(model="default", prompt="What is a star?", stream=True))
 
     (choice,) = said.choices
     assert (said.object, choice.text, choice.finish_reason) == ("text_completion", expected.text, "length")
-    assert "".join(piece.choices[0].text for piece in pieces) == choice.text
-    assert "".join(choice.logprobs.tokens) == choice.text
-    assert choice.logprobs.text_offset[0] == 0
+    assert "".join(piece.choices[0].text for piece in pieces) == "".join(choice.logprobs.tokens) == choice.text
     assert all(len(top) == 3 for top in choice.logprobs.top_logprobs)
-    sent = [piece.choices[0].logprobs for piece in pieces if piece.choices[0].logprobs is not None]
-    assert len(sent) > 1
-    for name, values in choice.logprobs:
-        assert [value for logprobs in sent for value in getattr(logprobs, name)] == values
     assert said.usage.completion_tokens == 16
 
 
-def test_a_question_without_a_picture_is_answered(client: openai.OpenAI) -> None:
-    said = client.chat.completions.create(
-        model="default", messages=[{"role": "user", "content": "Is there a red star?"}]
-    )
-
-    assert said.choices[0].message.content == "no"
-    assert said.choices[0].model_extra == {}
-
-
 def asked(text: str, name: str = RED_STAR.name) -> list[Any]:
-    """The input of a responses request about a picture."""
     picture = sample_pictures() / name
     url = data_uri(picture.read_bytes(), kind=picture.suffix[1:])
     parts = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": text}]
@@ -274,24 +250,49 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
         assert caught.value.code == code
 
 
-def test_an_engine_that_breaks_in_a_stream_raises_in_the_client() -> None:
-    def break_down(handle: RequestHandle) -> None:
-        handle.deliver(TextDelta(index=0, text="a "))
-        handle.deliver(answer("a ", error=AnswerError(code="engine_failed", message="The engine failed.")))
+# Batches
 
-    with (
-        served(create_api(StubService(break_down), settings=ApiSettings())) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60.0) as client,
-    ):
-        stream = client.chat.completions.create(model="default", messages=star("What?"), stream=True)
-        received = [next(stream).choices[0].delta.content for _ in range(2)]
-        with pytest.raises(openai.APIError) as caught:
-            next(stream)
+NUM_ROWS = 150
 
-        response = client.responses.create(model="default", input="What?", stream=True)
-        with pytest.raises(openai.APIError) as caught_too:
-            list(response)
 
-    assert received == ["", "a "]
-    for error in (caught.value, caught_too.value):
-        assert (error.code, error.message) == ("engine_failed", "The engine failed.")
+@pytest.mark.proves("serve: batch files", "CPU")
+def test_a_batch_survives_a_killed_server(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    flags = ("--batch-folder", str(folder), "--batch-size", "2")
+    body = {"model": "default", "messages": star("What color is the star?")}
+    rows = [
+        json.dumps({"custom_id": f"row-{number}", "method": "POST", "url": CHAT, "body": body})
+        for number in range(NUM_ROWS)
+    ]
+    content = "\n".join([*rows[:1], "no JSON", *rows[1:]]).encode()
+
+    with ServerProcess(*flags) as server, client_of(f"{server.url}/v1") as client:
+        file = client.files.create(file=("rows.jsonl", content), purpose="batch")
+        assert client.files.content(file.id).content == content
+        batch = client.batches.create(
+            input_file_id=file.id,
+            endpoint=CHAT,
+            completion_window="24h",
+            metadata={"name": "stars"},
+        )
+        wait_for(lambda: client.batches.retrieve(batch.id).request_counts.completed >= 3)
+        os.kill(server.pid, signal.SIGKILL)
+        server.wait(timeout_s=60)
+    (records,) = (folder / "batches").glob("*.jsonl")
+    answered = {json.loads(line)["id"] for line in records.read_bytes().split(b"\n")[:-1]}
+    assert 3 <= len(answered) <= NUM_ROWS
+
+    with ServerProcess(*flags) as server, client_of(f"{server.url}/v1") as client:
+        wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+        done = client.batches.retrieve(batch.id)
+        output = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+        (error,) = [json.loads(line) for line in client.files.content(done.error_file_id).text.splitlines()]
+        files = {one.id for one in client.files.list()}
+
+    assert [line["custom_id"] for line in output] == [f"row-{number}" for number in range(NUM_ROWS)]
+    assert {line["response"]["body"]["choices"][0]["message"]["content"] for line in output} == {"red"}
+    assert answered <= {line["id"] for line in [*output, error]}  # not computed a second time
+    assert (error["custom_id"], error["error"]["code"]) == (None, "invalid_json_line")
+    assert (done.request_counts.total, done.request_counts.failed) == (NUM_ROWS + 1, 1)
+    assert done.metadata == {"name": "stars"}
+    assert files == {file.id, done.output_file_id, done.error_file_id}

@@ -28,12 +28,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     flags = re.search(r"llama-adapter web --port 8000 (.*)", (FOLDER / "nginx.conf").read_text())
     assert flags is not None
     command = ("-m", "llama_adapter", "web")
-    one = ServerProcess(*shlex.split(flags[1]), "--log-format", "json", command=command)
-    yield one
+    with pytest.MonkeyPatch.context() as environ:
+        environ.setenv("TMPDIR", str(tmp_path_factory.mktemp("uploads")))
+        one = ServerProcess(*shlex.split(flags[1]), "--log-format", "json", command=command)
+        yield one
     one.kill()
 
 
@@ -87,7 +89,7 @@ def ask(port: int, path: str, body: object = None) -> tuple[int, str]:
     return reply.status_code, reply.text
 
 
-def test_behind_nginx_the_api_and_the_page_are_at_the_path(server: ServerProcess, proxy: int) -> None:
+def test_behind_nginx_the_api_and_the_page_are_at_the_path_until_a_hangup(server: ServerProcess, proxy: int) -> None:
     about = user(image(data_uri(PICTURE.read_bytes(), kind="png")), "Generate caption of this image")
     status, text = ask(proxy, "/llama/v1/chat/completions", chat(about))
     assert status == 200
@@ -105,6 +107,11 @@ def test_behind_nginx_the_api_and_the_page_are_at_the_path(server: ServerProcess
     records = [json.loads(line) for line in server.lines]
     asked = [one for one in records if one.get("route", "").endswith("/v1/chat/completions")]
     assert [(one["status"], one["forwarded_for"]) for one in asked] == [(200, "127.0.0.1")] * 2
+
+    os.kill(server.pid, signal.SIGHUP)
+    assert server.wait(timeout_s=60) == 0
+    assert "draining" in "\n".join(server.lines)
+    assert not any(Path(os.environ["TMPDIR"]).rglob("*upload*"))
 
 
 def test_the_unit_names_a_command_that_exists_and_waits_longer_than_the_server() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -102,32 +102,6 @@ def seen(path: Path) -> Counter[str]:
     return Counter(plain(record) for record in read_records(path))
 
 
-def assert_same(found: Counter[str], expected: Counter[str]) -> None:
-    """Assert equality; on failure only the records that differ are shown."""
-    assert {"missing": expected - found, "too many": found - expected} == {"missing": Counter(), "too many": Counter()}
-
-
-@pytest.fixture(scope="module")
-def expected(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
-    """The records of a job in one process."""
-    out = tmp_path_factory.mktemp("alone") / "answers.jsonl"
-    assert run_job(job_of(pictures, out=out)) == ExitCode.PICTURE_ERRORS
-    return seen(out)
-
-
-def at_records(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], object]]) -> None:
-    """Call each action after its number of records has been written."""
-    write, num_written = RecordWriter.write, 0
-
-    def counting(self: RecordWriter, record: Record) -> None:
-        nonlocal num_written
-        write(self, record)
-        num_written += 1
-        actions.get(num_written, lambda: None)()
-
-    monkeypatch.setattr(RecordWriter, "write", counting)
-
-
 def kill_a_captioner() -> None:
     """Kill one of the captioners on this machine. Ray names its processes after their work."""
     for process in Path("/proc").glob("[0-9]*"):
@@ -139,46 +113,35 @@ def kill_a_captioner() -> None:
 
 @pytest.mark.proves("Ray clusters", "CPU")
 def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
-    cluster: Any, pictures: Path, expected: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "answers.jsonl"
+    out, alone = tmp_path / "answers.jsonl", tmp_path / "alone.jsonl"
+    assert run_job(job_of(pictures, out=alone)) == ExitCode.PICTURE_ERRORS
+    expected = seen(alone)
     doomed = cluster.add_node(**MACHINE)
     lost = []
     lose = {16: kill_a_captioner, 60: lambda: lost.append(cluster.remove_node(doomed, allow_graceful=False))}
-    at_records(monkeypatch, lose)
+    write, num_written = RecordWriter.write, 0
+
+    def counting(self: RecordWriter, record: Record) -> None:
+        nonlocal num_written
+        write(self, record)
+        num_written += 1
+        lose.get(num_written, lambda: None)()
+
+    monkeypatch.setattr(RecordWriter, "write", counting)
+    handler = signal.getsignal(signal.SIGTERM)
 
     code = run_job(job_of(pictures, out=out), RayRunner(RayOptions(address=cluster.address)))
 
+    assert signal.getsignal(signal.SIGTERM) is handler, "Ray sets its own"
     assert lost, "the machine was lost while the job ran"
     assert code == ExitCode.PICTURE_ERRORS
-    assert_same(seen(out), expected)
+    assert (expected - seen(out), seen(out) - expected) == (Counter(), Counter()), "missing, and too many"
     (run,) = read_manifest(out)
     assert run.end_reason == "finished"
     assert sum(run.counts.values()) == sum(expected.values())
     assert run.job["engine"] == {"name": "ray", "captioners": 2}
-
-
-def test_an_interrupted_job_goes_on_where_it_ended(
-    cluster: Any, pictures: Path, expected: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, options = tmp_path / "answers.jsonl", RayOptions(address=cluster.address, actors=1)
-    job = job_of(pictures, out=out)
-    handler = signal.getsignal(signal.SIGTERM)
-    with monkeypatch.context() as interrupting:
-        at_records(interrupting, {30: lambda: os.kill(os.getpid(), signal.SIGINT)})
-        assert run_job(job, RayRunner(options)) == ExitCode.INTERRUPTED
-    assert signal.getsignal(signal.SIGTERM) is handler, "Ray sets its own"
-    first = seen(out)
-    assert 30 <= sum(first.values()) < sum(expected.values())
-    assert first <= expected
-    with open(out, "a") as file:
-        file.write('{"id": "torn')
-
-    assert run_job(job, RayRunner(options)) == ExitCode.PICTURE_ERRORS
-
-    assert_same(seen(out), expected)
-    assert [run.end_reason for run in read_manifest(out)] == ["interrupted", "finished"]
-    assert sum(read_manifest(out)[1].counts.values()) == sum((expected - first).values())
 
 
 def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(

@@ -1,7 +1,7 @@
 """`llama-adapter serve --engine ray`: two replicas, where pictures go, and what is lost; replicas of two ranks.
 
-The first server starts a cluster, and the others join it, because starting Ray's processes takes most of the time.
-Some tests end a server or a replica. So each test gets servers with two living replicas, whatever ran before it.
+One server starts a cluster, and the others join it, because starting Ray's processes takes most of the time.
+Some tests end it or a replica. So each test gets a server with two living replicas, whatever ran before it.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -67,46 +67,26 @@ def started(*flags: str) -> Iterator[ServerProcess]:
                 os.kill(pid, signal.SIGKILL)
 
 
-class Servers:
-    """A server that starts a cluster, and one that joins it. Each is started when a test needs it."""
-
-    def __init__(self) -> None:
-        self._stack, self._split_stack = ExitStack(), ExitStack()
-        self._server: ServerProcess | None = None
-        self._split: ServerProcess | None = None
-
-    def server(self) -> ServerProcess:
-        """A server of two replicas. Its cluster ends with it, and so does the server that has joined it.
-
-        It reserves the resources of four replicas. So the cluster has room for the other servers on any machine.
-        """
-        if self._server is None or self._server.has_ended():
-            self.close()
-            flags = (*flags_of(2), "--max-replicas", "4", "--max-waiting", "200")
-            self._server = self._stack.enter_context(started(*flags))
-        wait_until_two(self._server)
-        return self._server
-
-    def split(self) -> ServerProcess:
-        """A server of two replicas of two ranks each, in the cluster of the other server."""
-        cluster = cluster_of(self.server())
-        if self._split is None or self._split.has_ended():
-            self._split_stack.close()
-            number = ("--replicas", "2", "--max-replicas", "4")
-            flags = ("--engine", "ray", "--ray-address", cluster, *number, "--tensor-parallel", "2")
-            self._split = self._split_stack.enter_context(started(*flags))
-        wait_until_two(self._split)
-        return self._split
-
-    def close(self) -> None:
-        self._split_stack.close()
-        self._stack.close()
-        self._server = self._split = None
+@pytest.fixture(scope="module")
+def running(environ: None) -> Iterator[tuple[ExitStack, list[ServerProcess]]]:
+    """What ends the server, and the server, once it has been started."""
+    with ExitStack() as stack:
+        yield stack, []
 
 
-def flags_of(replicas: int) -> tuple[str, ...]:
-    """Flags of a server with this many replicas; with 0, the model is in the server's process."""
-    return ("--engine", "ray", "--ray-address", "local", "--replicas", str(replicas)) if replicas else ()
+@pytest.fixture
+def server(running: tuple[ExitStack, list[ServerProcess]]) -> ServerProcess:
+    """A server of two replicas. Its cluster ends with it, and so does a server that has joined it.
+
+    It reserves the resources of four replicas. So the cluster has room for the other servers on any machine.
+    """
+    stack, servers = running
+    if not servers or servers[-1].has_ended():
+        stack.close()
+        number = ("--replicas", "2", "--max-replicas", "4", "--max-waiting", "200")
+        servers.append(stack.enter_context(started("--engine", "ray", "--ray-address", "local", *number)))
+    wait_until_two(servers[-1])
+    return servers[-1]
 
 
 def ever_ready(server: ServerProcess) -> dict[str, int]:
@@ -120,7 +100,6 @@ def replicas_of(server: ServerProcess) -> dict[str, int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and has not ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
@@ -136,7 +115,6 @@ def wait_for_replicas(server: ServerProcess, number: int) -> None:
 
 
 def cluster_of(server: ServerProcess) -> str:
-    """The address of the cluster that a server has started."""
     commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.pid) if is_alive(pid)]
     return next(match[1].decode() for command in commands if (match := CLUSTER.search(command)))
 
@@ -154,36 +132,14 @@ def wait_until_two(server: ServerProcess) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture(scope="module")
-def servers(environ: None) -> Iterator[Servers]:
-    with closing(Servers()) as servers:
-        yield servers
-
-
-@pytest.fixture
-def server(servers: Servers) -> ServerProcess:
-    return servers.server()
-
-
 @pytest.fixture
 def cluster(server: ServerProcess) -> str:
     return cluster_of(server)
 
 
-@pytest.fixture
-def split(servers: Servers) -> ServerProcess:
-    return servers.split()
-
-
 # OpenAI's client: questions whose answers take a different path than in one process.
 
-captioner = openai_client.captioner
-
-
-@pytest.fixture(scope="module")
-def texts(captioner: Captioner) -> dict[str, str]:
-    """The captions of `captions()` by one process, by the names of the pictures."""
-    return texts_of(captioner, captions())
+captioner = openai_client.captioner  # a fixture
 
 
 def texts_of(captioner: Captioner, questions: list[Question]) -> dict[str, str]:
@@ -204,17 +160,12 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 test_streams = openai_client.test_a_stream_gives_the_same_text_piece_by_piece
-test_answers = openai_client.test_answers_are_those_of_the_captioner_for_the_same_seed_and_settings
-test_choices = openai_client.test_choices_are_scored_as_the_captioner_scores_them
 test_json = openai_client.test_json_of_a_model_is_parsed_by_both_routes
 test_log_probabilities = openai_client.test_several_answers_with_log_probabilities
-test_texts = openai_client.test_a_question_without_a_picture_is_answered
-test_responses = openai_client.test_a_response_streams
 test_errors = openai_client.test_errors_are_those_that_the_client_knows
 
 
 def metric(server: ServerProcess, name: str, **labels: str) -> Counter[str]:
-    """The values of a metric, summed by replica."""
     found = Counter[str]()
     for match in SAMPLE.finditer(httpx.get(f"{server.url}/metrics", timeout=30, trust_env=False).text):
         given = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
@@ -323,97 +274,65 @@ def test_all_ports_are_on_loopback(server: ServerProcess) -> None:
     assert all(places[pid] for pid in replicas_of(server).values())
 
 
-def mostly_short(mark: bytes) -> list[Question]:
-    """Questions with short answers, and some captions: two ranks of two replicas compute long on two cores.
+def lose_a_replica(
+    server: ServerProcess, process: int, questions: list[Question], texts: dict[str, str], codes: tuple[str, ...]
+) -> None:
+    """Kill a process while questions are asked. Only requests on one replica may fail, and it is replaced."""
+    num_ready = len(ever_ready(server))
 
-    `mark` makes the files differ from those of the other tests.
-    """
-    return [
-        dataclasses.replace(
-            question, picture=question.picture + mark, prompt=question.prompt if number % 8 < 2 else SHORT
-        )
-        for number, question in enumerate(captions())
-    ]
-
-
-@pytest.mark.proves("serve: replicas", "CPU")
-def test_replicas_of_two_ranks_answer_as_one_process(split: ServerProcess, captioner: Captioner) -> None:
-    questions = mostly_short(b"ranks")
-    again = [question for question in questions if question.prompt == SHORT][:8]
-    expected = texts_of(captioner, questions)
-    before = counts(split)
-
-    replies = [reply for asked in (questions, again) for reply in asyncio.run(ask_all(split, asked, clients=4))]
-
-    assert [reply.text for name, reply in replies] == [expected[name] for name, _ in replies]
-    encoded, reused = (now - then for now, then in zip(counts(split), before, strict=True))
-    assert (encoded.total(), reused.total()) == (len(questions), len(again))
-    assert set(encoded) == set(replicas_of(split)), "both have answered"
-    replicas = list(replicas_of(split).values())
-    assert len(set(replicas)) == 2
-    for replica in replicas:
-        (rank,) = ranks_of(replica)
-        if (os.cpu_count() or 1) > 1:
-            assert not os.sched_getaffinity(replica) & os.sched_getaffinity(rank)
-
-
-def test_a_killed_rank_costs_the_requests_of_its_replica_alone(split: ServerProcess, captioner: Captioner) -> None:
-    pictures = mostly_short(b"lost")
-    texts = texts_of(captioner, pictures)
-    lost, kept = list(replicas_of(split).values())
-    (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
-    num_ready = len(ever_ready(split))
-
-    asked = until_ready(split, num_ready + 1, pictures)
-    replies = ask_while(split, asked, lambda: os.kill(rank, signal.SIGKILL))
+    asked = until_ready(server, num_ready + 1, questions)
+    replies = ask_while(server, asked, lambda: os.kill(process, signal.SIGKILL))
 
     outcomes = Counter(shown_outcome(reply) for _, reply in replies)
-    failures = {f"refused {status} {code}" for status in (200, 503) for code in ("unavailable", "replica_lost")}
+    failures = {f"refused {status} {code}" for status in (200, 503) for code in codes}
     assert set(outcomes) <= {"answered", *failures}, outcomes
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
     assert outcomes.total() - outcomes["answered"] <= 8, outcomes
     assert all(reply.text == texts[name] for name, reply in replies if reply.outcome == "answered")
-    wait_for_replicas(split, num_ready + 1)
-    assert_all_have_answered(split)
-    assert not is_alive(lost)
-    assert (is_alive(kept), ranks_of(kept)) == (True, ranks_kept)
-    assert not any("Traceback" in line for line in split.lines)
-    replies = asyncio.run(ask_all(split, pictures[:8], clients=4))
+    wait_for_replicas(server, num_ready + 1)
+    assert_all_have_answered(server)
+    replies = asyncio.run(ask_all(server, questions[:8], clients=4))
     assert {reply.outcome for _, reply in replies} == {"answered"}
     assert all(reply.text == texts[name] for name, reply in replies)
+    assert not any("Traceback" in line for line in server.lines)
 
 
-def test_ranks_end_with_their_server(split: ServerProcess) -> None:
-    replicas = list(replicas_of(split).values())
-    ranks = [rank for replica in replicas for rank in ranks_of(replica)]
-    assert len(ranks) == 2
+@pytest.mark.proves("serve: replicas", "CPU")
+def test_of_replicas_of_two_ranks_one_ends_with_its_rank_and_all_with_their_server(
+    cluster: str, captioner: Captioner
+) -> None:
+    # Mostly short answers: two ranks of two replicas compute long on two cores.
+    questions = [
+        question if number % 8 < 2 else dataclasses.replace(question, prompt=SHORT)
+        for number, question in enumerate(captions())
+    ]
+    number = ("--replicas", "2", "--max-replicas", "4", "--tensor-parallel", "2")
+    with started("--engine", "ray", "--ray-address", cluster, *number) as split:
+        wait_until_two(split)
+        lost, kept = list(replicas_of(split).values())
+        (rank,), ranks_kept = ranks_of(lost), ranks_of(kept)
+        assert len(ranks_kept) == 1
+        if (os.cpu_count() or 1) > 1:
+            assert not os.sched_getaffinity(kept) & os.sched_getaffinity(*ranks_kept)
 
-    split.terminate()
+        lose_a_replica(split, rank, questions, texts_of(captioner, questions), ("unavailable", "replica_lost"))
 
-    assert split.wait(timeout_s=TIMEOUT_S) == 0
-    wait_for(lambda: not any(is_alive(pid) for pid in (*replicas, *ranks)))
+        assert not is_alive(lost)
+        assert (is_alive(kept), ranks_of(kept)) == (True, ranks_kept)
+        replicas = list(replicas_of(split).values())
+        ranks = [rank for replica in replicas for rank in ranks_of(replica)]
+        assert (len(replicas), len(ranks)) == (2, 2)
+        split.terminate()
+        assert split.wait(timeout_s=TIMEOUT_S) == 0
+        wait_for(lambda: not any(is_alive(pid) for pid in (*replicas, *ranks)))
 
 
 @pytest.mark.proves("serve: replicas", "CPU")
 def test_a_killed_replica_costs_the_requests_that_it_had_and_is_replaced(
-    server: ServerProcess, texts: dict[str, str]
+    server: ServerProcess, captioner: Captioner
 ) -> None:
-    pictures = captions()
-    before, num_ready = replicas_of(server), len(ever_ready(server))
-
-    asked = until_ready(server, num_ready + 1, pictures)
-    replies = ask_while(server, asked, lambda: os.kill(next(iter(before.values())), signal.SIGKILL))
-
-    outcomes = Counter(shown_outcome(reply) for _, reply in replies)
-    assert set(outcomes) <= {"answered", "refused 200 replica_lost", "refused 503 replica_lost"}, outcomes
-    # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
-    assert outcomes.total() - outcomes["answered"] <= 8
-    assert all(reply.text == texts[name] for name, reply in replies if reply.outcome == "answered")
-    wait_for_replicas(server, num_ready + 1)
-    assert_all_have_answered(server)
-    replies = asyncio.run(ask_all(server, pictures, clients=4))
-    assert {reply.outcome for _, reply in replies} == {"answered"}
-    assert all(reply.text == texts[name] for name, reply in replies)
+    first, *_ = replicas_of(server).values()
+    lose_a_replica(server, first, captions(), texts_of(captioner, captions()), ("replica_lost",))
     assert len(metric(server, "llama_adapter_replica_uptime_seconds")) == 2
 
 

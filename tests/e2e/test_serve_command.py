@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +23,6 @@ from scripts.service_bench.load import TIMEOUT_S, shown_outcome
 from scripts.service_bench.process import READY, ServerProcess
 from scripts.service_bench.questions import Question, captions
 from tests import bad_files
-from tests.app.models.parallel.processes import ranks_of
 from tests.app.serving.http_api.requests import chat, data_uri, image, user
 from tests.app.serving.online.waiting import wait_for
 
@@ -45,7 +43,6 @@ def ask(address: str, *, picture: Path = PICTURES[0], key: str = KEY, **paramete
 
 
 def ended(server: ServerProcess, number: signal.Signals) -> tuple[int, str]:
-    """Send a signal; returns the exit code, and everything on stderr."""
     os.kill(server.pid, number)
     return server.wait(timeout_s=60), "\n".join(server.lines)
 
@@ -125,16 +122,6 @@ def test_of_twice_as_many_requests_as_fit_each_is_answered_or_refused_with_a_tim
     assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.outcome == "refused")
 
 
-def test_sighup_drains_and_removes_uploads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with ServerProcess(command=("-m", "llama_adapter", "web")) as server:
-        code, said = ended(server, signal.SIGHUP)
-
-    assert code == 0
-    assert "draining" in said
-    assert not any(tmp_path.rglob("*upload*"))
-
-
 def test_no_request_is_lost_by_ctrl_c_if_stderr_is_closed() -> None:
     command = [sys.executable, "-m", "llama_adapter", "serve", "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -161,21 +148,3 @@ def test_no_request_is_lost_by_ctrl_c_if_stderr_is_closed() -> None:
 
     assert code == 130
     assert len(replies) >= accepted
-
-
-def test_a_service_whose_rank_is_killed_loads_its_model_again() -> None:
-    with ServerProcess("--tensor-parallel", "2") as server:
-        before = ask(server.url).json()["choices"]
-        [rank] = ranks_of(server.pid)
-        os.kill(rank, signal.SIGKILL)
-        assert ask(server.url).status_code == 503
-        while (after := ask(server.url)).status_code != 200:  # the model is being loaded
-            assert after.status_code == 503
-            time.sleep(0.2)
-        [other] = ranks_of(server.pid)
-        code, said = ended(server, signal.SIGTERM)
-
-    assert after.json()["choices"] == before
-    assert f"Rank 1 of 2 (process {rank}) failed: ended by SIGKILL" in said
-    assert code == 0
-    assert not Path(f"/proc/{other}").exists()

@@ -18,7 +18,6 @@ def server() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def service() -> StubService:
-    """The service behind `client`, reset to its initial state."""
     _SERVICE.__init__()  # type: ignore[misc]
     return _SERVICE
 

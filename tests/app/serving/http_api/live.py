@@ -54,7 +54,6 @@ def answer(text: str = "red", *, error: AnswerError | None = None, **fields: obj
 
 
 def failed(code: str, text: str = "") -> Answer:
-    """An answer with this error, after a part of its text."""
     return answer(text, error=AnswerError(code=code, message="Told."))
 
 
@@ -68,7 +67,6 @@ def raising(error: Exception) -> Callable[[RequestHandle], None]:
 
 
 def status(state: str = "ready", **fields: object) -> ServiceStatus:
-    """The status of a stub."""
     counts = dict.fromkeys((field.name for field in dataclasses.fields(ServiceStatus)), 0)
     return ServiceStatus(
         **{**counts, "state": state, "is_stalled": False, "last_error": None, "uptime_s": 1.0, **fields}
@@ -86,7 +84,6 @@ class StubService:
         self.state = status()
 
     def submit(self, ask: Ask) -> RequestHandle:
-        """Record the question, and pass the handle to `on_submit`."""
         handle = RequestHandle(len(self.asks), cancel=self._cancel)
         self.on_submit(handle)
         self.asks.append(ask)
@@ -97,12 +94,10 @@ class StubService:
         self.cancelled.set()
 
     def status(self) -> ServiceStatus:
-        """The status set by the test."""
         return self.state
 
 
 def check_documented(body: Any, schema: str) -> None:
-    """Check a body against the schema in the documentation of the API."""
     documented = {"$ref": f"#/components/schemas/{schema}", "components": documentation()}
     jsonschema.Draft202012Validator(documented).validate(body)
 
@@ -117,7 +112,6 @@ def error(response: httpx.Response) -> tuple[int, str, str | None]:
 
 
 def api_of(service: Any, **settings: Any) -> TestClient:
-    """A client of this service's API, without a socket."""
     return TestClient(create_api(service, settings=ApiSettings(**settings)), base_url="http://localhost")
 
 

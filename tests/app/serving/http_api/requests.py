@@ -15,17 +15,14 @@ RED_STAR = sample_pictures() / "12-red-star.jpg"
 
 
 def data_uri(picture: bytes, *, kind: str = "jpeg") -> str:
-    """A picture file in the form of `image_url`."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
 
 
 def image(url: str = EXAMPLE_PICTURE) -> dict[str, Any]:
-    """A message part with a picture."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def user(*parts: dict[str, Any] | str) -> dict[str, Any]:
-    """A user message of pictures and texts."""
     return {
         "role": "user",
         "content": [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts],

@@ -42,7 +42,6 @@ class Counting(StubService):
 
 @contextmanager
 def opened(folder: Path, service: StubService, *, keys: tuple[str, ...] = (), **limits: int) -> Iterator[httpx.Client]:
-    """A client of an API that stores its batches in this folder."""
     settings = ApiSettings(guards=GuardSettings(api_keys=keys))
     with ExitStack() as stack:
         batches = stack.enter_context(
@@ -83,20 +82,17 @@ def upload(client: httpx.Client, *lines: str, name: str = "rows.jsonl", **option
 
 
 def created(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> httpx.Response:
-    """Upload rows and start a batch."""
     wanted = {"input_file_id": upload(client, *lines).json()["id"], "endpoint": endpoint, "completion_window": "24h"}
     return client.post("/v1/batches", json=wanted)
 
 
 def begin(client: httpx.Client, *lines: str, endpoint: str = CHAT) -> str:
-    """As `created`; returns the batch's id."""
     batch = created(client, *lines, endpoint=endpoint)
     assert batch.status_code == 200, batch.text
     return str(batch.json()["id"])
 
 
 def ended(client: httpx.Client, batch_id: str, status: str = "completed") -> dict[str, Any]:
-    """The batch, as soon as it has this status."""
     until = time.monotonic() + WAIT_S
     while (batch := client.get(f"/v1/batches/{batch_id}").json())["status"] != status:
         assert time.monotonic() < until, batch
@@ -340,11 +336,10 @@ def test_files_are_private_and_named_by_us(client: httpx.Client, folder: Path) -
     assert not [name for name in names if not name.startswith(("file-", "batch_")) and name != "lock"]
 
 
-@pytest.mark.parametrize("name", ["expires_after[seconds]", "file[]", "purpose[]"])  # the first is OpenAI's
-def test_a_part_that_is_not_known_is_named(client: httpx.Client, name: str) -> None:
-    data = {"purpose": "batch", name: "3600"}
+def test_a_part_that_is_not_known_is_named(client: httpx.Client) -> None:
+    data = {"purpose": "batch", "expires_after[seconds]": "3600"}  # as OpenAI names it
     error = client.post("/v1/files", files={"file": b"x"}, data=data).json()["error"]
-    assert (error["message"], error["param"]) == (f"Unknown part `{name}`, or a second one.", name)
+    assert error["message"] == "Unknown part `expires_after[seconds]`, or a second one."
 
 
 @pytest.mark.parametrize("file_id", ["file-0", "..%2Flock", "%2e%2e%2flock", "file-1/../../lock", "lock"])
@@ -387,6 +382,9 @@ def test_uploads_beyond_a_limit_leave_nothing(
         assert sorted(folder.rglob("*")) == before
 
 
+FORM = {"content-type": "multipart/form-data; boundary=b"}
+
+
 @pytest.mark.parametrize(
     ("parts", "found"),
     [
@@ -397,14 +395,8 @@ def test_uploads_beyond_a_limit_leave_nothing(
         ({"files": [("file", b"x"), ("file", b"y")], "data": {"purpose": "batch"}}, (400, "unknown_parameter")),
         ({"files": {"purpose": (None, b"batch")}}, (400, "missing_required_parameter")),
         ({"data": {"purpose": "batch"}}, (415, "unsupported_media_type")),
-        (
-            {"content": b"--b\r\nfoo", "headers": {"content-type": "multipart/form-data; boundary=b"}},
-            (400, "missing_required_parameter"),
-        ),
-        (
-            {"content": b"nonsense", "headers": {"content-type": "multipart/form-data; boundary=b"}},
-            (400, "invalid_value"),
-        ),
+        ({"content": b"--b\r\nfoo", "headers": FORM}, (400, "missing_required_parameter")),
+        ({"content": b"nonsense", "headers": FORM}, (400, "invalid_value")),
     ],
 )
 def test_malformed_uploads_are_refused(client: httpx.Client, parts: dict[str, Any], found: tuple[int, str]) -> None:
@@ -422,7 +414,7 @@ def test_an_upload_that_ends_early_leaves_nothing(
         raise KeyError
 
     with pytest.raises(KeyError):
-        client.post("/v1/files", content=half(), headers={"content-type": "multipart/form-data; boundary=b"})
+        client.post("/v1/files", content=half(), headers=FORM)
 
     wait_for(lambda: os.listdir(folder / "files") == [])
 
@@ -473,24 +465,19 @@ def test_what_crashes_left_is_deleted_if_possible_and_foreign_files_stay(
 
 DEEP = b"[" * 100_000
 SPOILT_BATCHES: dict[str, Any] = {
-    "num_rows": ["x", -1, True, 1.5, 10**30, None],
-    "created_at": ["x", math.nan, math.inf, 10**400, -1],
-    "times": [[], {"completed": "x"}, {"lunch": 1.0}, {"completed": math.inf}],
-    "status": ["done", None],
-    "errors": [{}, [{}], [{"code": 1, "message": "", "param": None, "line": None}]],
-    "metadata": [{"a": 1}, "x"],
-    "input_file_id": ["../../lock", "file-1", 7],
+    "num_rows": ["x", -1, True, 10**30],
+    "created_at": [math.nan, math.inf, 10**400, -1],
+    "times": [{"completed": "x"}, {"lunch": 1.0}, {"completed": math.inf}],
+    "status": ["done"],
+    "input_file_id": ["../../lock", "file-1"],
     "output_file_id": ["/etc/passwd"],
     "endpoint": ["/v1/embeddings"],
-    "owner": [1],
     "more": [1],
 }
 SPOILT_FILES: dict[str, Any] = {
     "num_bytes": ["x"],
-    "created_at": ["x", math.nan, 10**400],
+    "created_at": [math.nan, 10**400],
     "purpose": ["other"],
-    "name": [1],
-    "owner": [{}],
     "more": [1],
 }
 

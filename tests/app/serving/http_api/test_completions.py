@@ -68,13 +68,11 @@ def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bo
     ("parameters", "code", "param"),
     [
         ({"echo": True}, "unsupported_parameter", "echo"),
-        ({"best_of": 3}, "unsupported_parameter", "best_of"),
         ({"suffix": "."}, "unsupported_parameter", "suffix"),
         ({"top_logprobs": 2}, "unknown_parameter", "top_logprobs"),
         ({"response_format": {"type": "grammar"}}, "unsupported_parameter", "response_format"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
         ({"logprobs": 6}, "invalid_value", "logprobs"),
-        ({"logprobs": True}, "invalid_value", "logprobs"),
         ({"prompt": ""}, "invalid_value", "prompt"),
         ({"prompt": []}, "invalid_value", "prompt"),
         ({"prompt": [1, 2]}, "invalid_value", "prompt[0]"),

@@ -1,7 +1,4 @@
-"""Data URIs are decoded exactly, within limits that are checked before decoding.
-
-Others are refused with a clear message.
-"""
+"""Data URIs are decoded exactly, within limits that are checked before decoding; others are refused."""
 
 import asyncio
 import base64
@@ -14,6 +11,7 @@ from hypothesis import strategies as st
 
 from llama_adapter.app.serving.http_api.errors import PictureRefusedError
 from llama_adapter.app.serving.http_api.pictures import PictureSettings, read_picture
+from tests.app.serving.http_api.requests import data_uri
 
 SETTINGS = PictureSettings(max_picture_bytes=3000)
 NOT_OPENED = (
@@ -32,10 +30,6 @@ def refused(url: str, *, settings: PictureSettings = SETTINGS) -> PictureRefused
     with pytest.raises(PictureRefusedError) as caught:
         read(url, settings=settings)
     return caught.value
-
-
-def data_uri(content: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 @pytest.mark.parametrize(
@@ -133,14 +127,9 @@ def test_a_picture_beyond_the_limit_is_never_decoded_nor_copied() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "https://user:secret@example.com/secret?secret=secret",
-        "https://example.com/secret?secret#secret",
-        "https://example.org@example.com:secret/",
-        "file:///secret",
-        "secret",
-        "data:secret/secret;base64,secret*",
-        "data:image/png;base64,secret=secret",
-        "data:secret",
+        *("https://user:secret@example.com/secret?secret=secret", "https://example.com/secret?secret#secret"),
+        *("https://example.org@example.com:secret/", "file:///secret", "secret", "data:secret"),
+        *("data:secret/secret;base64,secret*", "data:image/png;base64,secret=secret"),
     ],
 )
 def test_messages_repeat_no_payload_and_no_more_of_a_url_than_its_host(url: str) -> None:
@@ -151,14 +140,9 @@ def test_messages_repeat_no_payload_and_no_more_of_a_url_than_its_host(url: str)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"max_picture_bytes": 0},
-        {"fetch_timeout_s": 0.0},
-        {"allowed_hosts": ("127.0.0.1",)},
-        {"allowed_hosts": ("*",)},
-    ],
+    ("name", "value"),
+    [("max_picture_bytes", 0), ("fetch_timeout_s", 0.0), ("allowed_hosts", ("127.0.0.1",)), ("allowed_hosts", ("*",))],
 )
-def test_invalid_settings_raise(change: dict[str, object]) -> None:
+def test_invalid_settings_raise(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"max_picture_bytes|fetch_timeout_s|example\.com"):
-        PictureSettings(**{"max_picture_bytes": 1, **change})  # type: ignore[arg-type]
+        PictureSettings(**{"max_picture_bytes": 1, name: value})  # type: ignore[arg-type]

@@ -58,7 +58,6 @@ def sent(api: TestClient, content: Any, *, kind: str = "application/json", path:
 
 
 def responses(content: Any = "What?", **parameters: Any) -> dict[str, Any]:
-    """A request for `/v1/responses`."""
     return {"model": "default", "input": content, **parameters}
 
 
@@ -159,15 +158,12 @@ def test_other_servers_parameters_without_effect_are_accepted(api: TestClient) -
 
 
 INVALID = [
-    b"",
     b"{",
     b"\xff",
-    json.dumps(chat()).encode("utf-16"),
     b'{"model": "\\ud800"}',
     b'{"model": "m", "messages": [], "temperature": NaN}',
     b'{"seed": ' + b"9" * 5000 + b"}",
     b"[" * 100_000,
-    b"[" * 1000 + b"]" * 1000,
     [],
     {"model": "m"},
     chat(user(image()), temperature=2.5),
@@ -179,10 +175,8 @@ INVALID = [
     chat(user(image()), answer_choices=["a"]),
     chat(user(image()), answer_choices=["a", "a"]),
     chat(n=True),
-    chat(n="1"),
     chat(n=MAX_ANSWERS + 1),
     chat(logprobs=0),
-    chat(guided_choice=["a"]),
     chat(guided_choice=["a", "b"], answer_choices=["a", "b"]),
     chat(user(image()), colour="red"),
     chat({"role": "tool", "content": "a"}),
@@ -192,7 +186,6 @@ INVALID = [
     chat({"role": "system", "content": [image()]}),
     chat(user(image()), user("a", image(""))),
     chat(user({"type": "input_audio"})),
-    chat(user({"type": "image_url", "image_url": 5})),
     chat(tools=[1]),
     chat(store=True),
     chat(response_format={"type": "json_schema", "name": "a", "schema": {}}),
@@ -200,9 +193,7 @@ INVALID = [
     chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "colour": 1}}),
     chat(response_format={"type": "json_schema", "json_schema": {"schema": {}, "strict": 5}}),
     chat(response_format={}),
-    chat(response_format="json"),
     chat(guided_json=5),
-    chat(structured_outputs={"choice": ["a"]}),
     chat(structured_outputs={"choice": ["a", "b"]}, answer_choices=["a", "b"]),
 ]
 INVALID_RESPONSES = [
@@ -214,13 +205,11 @@ INVALID_RESPONSES = [
     responses(include=["file_search_call.results"]),
     responses(text={"format": {"type": "json_schema", "name": "a", "schema": {"type": "array"}}}, guided_regex="a"),
     responses(text={"format": {"type": "json_schema", "json_schema": {"schema": {}}}}),
-    responses(text={"format": {"type": "json_schema", "name": 5, "schema": {}}}),
     responses(text={"verbosity": "low"}),
     responses(reasoning={"effort": "low", "summary": "detailed"}),
     responses([{"type": "item_reference", "id": "msg_1"}]),
     responses([{"type": "function_call_output", "call_id": "a", "output": "b"}]),
     responses([{"role": "user", "content": "a"}, {"type": "function_call", "name": "f", "arguments": "{}"}]),
-    responses([{"type": "message", "content": "b"}]),
     responses([{"role": "user", "content": [{"type": "input_image"}]}]),
     responses([{"role": "user", "content": [{"type": "input_image", "image_url": "data:,", "file_id": "file_1"}]}]),
     responses([{"role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]}]),
@@ -327,16 +316,13 @@ def test_json_is_accepted_and_whole_numbers_may_have_a_point(api: TestClient) ->
     "content",
     [
         SECRET.encode(),
-        f'{{"{SECRET}'.encode(),
         SECRET,
         chat(**{f"{SECRET} is no name": 1}),
         chat(model=[SECRET]),
         chat(n=SECRET),
         chat(tools=[SECRET]),
-        chat(temperature=SECRET),
         chat(stop=[SECRET * 50]),
         chat({"role": SECRET, "content": SECRET}),
-        chat({"role": "user", "content": {SECRET: SECRET}}),
         chat(user({"type": SECRET})),
         chat(user({"type": "image_url", "image_url": {"url": [SECRET]}})),
         chat(user({"type": "image_url", "image_url": {"url": SECRET, "detail": SECRET}})),

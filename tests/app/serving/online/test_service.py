@@ -48,8 +48,6 @@ CAPTION = "Generate caption of this image"
 
 
 class Starter(ExitStack):
-    """Creates services, and closes them after the test."""
-
     def __call__(self, *, load: Callable[[], Captioner] | None = None, batch_size: int = 4, **options: Any) -> Service:
         service = Service(load or (lambda: Captioner.load(batch_size=batch_size)), **options)
         return self.enter_context(started(service))
@@ -82,7 +80,6 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Service]:
-    """A service for tests that do not change its state."""
     with Starter() as starter:
         yield starter()
 

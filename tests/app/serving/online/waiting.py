@@ -47,13 +47,11 @@ class Gate(Observer):
             self._steps, self._has_begun = 0, False
 
     def let(self, steps: int) -> None:
-        """Allow `steps` more steps of the engine."""
         with self._changed:
             self._steps = (self._steps or 0) + steps
             self._changed.notify_all()
 
     def open(self) -> None:
-        """Let everything run without stopping."""
         with self._changed:
             self._steps = None
             self._changed.notify_all()

@@ -77,8 +77,6 @@ def service_of(
 
 
 class Gate:
-    """A behaviour that waits until the test opens it."""
-
     def __init__(self) -> None:
         self.is_open = threading.Event()
 
@@ -303,7 +301,9 @@ def test_a_request_that_is_late_when_its_replica_is_lost_is_given_to_no_other() 
     assert len(replicas.asked) == 1
 
 
-def test_a_late_request_may_end_in_its_replica_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_request_may_end_in_its_replica_for_some_time_and_is_then_ended_there_and_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(base, "LATE_S", 10 * WAIT_S)
     gate = Gate()
     replicas = StubReplicas(gate)
@@ -315,16 +315,13 @@ def test_a_late_request_may_end_in_its_replica_for_some_time(monkeypatch: pytest
         gate.is_open.set()
         assert running.result().error is None
 
-
-def test_a_late_request_that_its_replica_does_not_end_is_ended_there_and_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LATE_S", 0.0)
-    replicas = StubReplicas(Gate())
-    with service_of(replicas) as service:
-        running = service.submit(ask(timeout_s=20.0))
+        gate.is_open.clear()
+        monkeypatch.setattr(base, "LATE_S", 0.0)
+        stuck = service.submit(ask(timeout_s=20.0))
         wait_for(lambda: replicas.num_now == 1)
-        service._entries[running.id].deadline = time.perf_counter()
-        assert running.result().error == base.late(20.0)
-        wait_for(lambda: replicas.num_closed == 1)
+        service._entries[stuck.id].deadline = time.perf_counter()
+        assert stuck.result().error == base.late(20.0)
+        wait_for(lambda: replicas.num_closed == 2)
 
 
 def test_an_error_of_a_replica_at_the_deadline_names_the_time_that_the_client_allows() -> None:

@@ -63,8 +63,6 @@ class WatchedService(Service):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedPage:
-    """A served page and its service."""
-
     url: str
     service: WatchedService
     gate: Gate
@@ -112,7 +110,6 @@ class Browser:
         self._context = context
 
     def new_page(self, *, width: int, height: int, dark: bool) -> Any:
-        """An empty page in a window of this size."""
         page = self._context.new_page()
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme="dark" if dark else "light")
@@ -173,23 +170,13 @@ class Visit:
             yield dark
 
     def open_tab(self, name: str) -> None:
-        """Go to one of the page's tabs."""
         self.page.get_by_role("tab", name=name).click()
 
     def wait_for_events(self) -> None:
-        """Wait until the page's event stream is closed."""
         deadline = time.monotonic() + 60
         while self._streams:
             assert time.monotonic() < deadline, "the page's event stream stayed open"
             self.page.wait_for_timeout(10)  # the browser's events arrive during this time
-
-    def reload(self) -> None:
-        """Reload the page after its event stream is closed.
-
-        Gradio reports a stream that is cut by a reload as an error.
-        """
-        self.wait_for_events()
-        self.page.reload()
 
     def reload_while_busy(self) -> None:
         """Reload the page during an answer, and leave out what Gradio says about the stream that is cut."""

@@ -49,7 +49,6 @@ def alone(service: Stub) -> Stub:
 
 @pytest.fixture
 def picture() -> Iterator[PickedPicture]:
-    """An uploaded picture."""
     with private_uploads():
         path = place_in_uploads(STAR)
         yield PickedPicture(source=path, shown=path, name="star.jpg", width=224, height=224, num_bytes=6_000)
@@ -176,7 +175,6 @@ def test_a_picture_chosen_while_a_text_is_answered_starts_a_new_chat(picture: Pi
 
 
 def chosen(*paths: str, refused: Any = ()) -> gr.EventData:
-    """The event of uploaded files."""
     files = [{"path": path, "orig_name": f"C:\\pictures\\{path}"} for path in paths]
     return gr.EventData(None, {"files": files, "refused": refused})
 

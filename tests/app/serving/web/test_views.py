@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -146,16 +146,22 @@ def test_texts_of_the_page(snapshot: Any) -> None:
         "decisions": [decisions(chosen, ("yes", "no"), rule) for rule in rules],
         "service": [render("about", "state", status=dataclasses.replace(STATUS, **change)) for change in services],
     }
-    figures = {
-        "times": [milliseconds(value) for value in (0.04, 9.94, 37.2, 1250.0)],
-        "sizes": [size(value) for value in (812, 35_000, 2_400_000)],
-        "durations": [duration(value) for value in (0.21, 9.9, 59, 60, 200, 3_900)],
-        "rates": [rate(value) for value in (0.1, 4.04, 250)],
-        "shares": [percent(value) for value in (0.99999, 0.00001, 1.0, 0.0, 0.25)],
-    }
 
     assert {name: [words(html) for html in each] for name, each in texts.items()} == snapshot
-    assert figures == snapshot
+
+
+@pytest.mark.parametrize(
+    ("shown", "values"),
+    [
+        (milliseconds, {0.04: "0.0 ms", 9.94: "9.9 ms", 37.2: "37 ms", 1250.0: "1.25 s"}),
+        (size, {812: "812 bytes", 35_000: "35 kB", 2_400_000: "2.4 MB"}),
+        (duration, {0.21: "0.2 s", 9.9: "9.9 s", 59: "59 s", 60: "1 min 0 s", 200: "3 min 20 s", 3_900: "1 h 5 min"}),
+        (rate, {0.1: "6.0 pictures/min", 4.04: "4.0 pictures/s", 250: "250 pictures/s"}),
+        (percent, {0.99999: ">99.9%", 0.00001: "<0.1%", 1.0: ">99.9%", 0.0: "<0.1%", 0.25: "25.0%"}),
+    ],
+)
+def test_figures_have_a_unit_and_few_digits(shown: Callable[[float], str], values: dict[float, str]) -> None:
+    assert {value: shown(value) for value in values} == values
 
 
 def test_bars_have_the_probability_and_the_band() -> None:
