@@ -41,9 +41,6 @@ def members(packed: bytes) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-# JSON lines
-
-
 def test_json_lines_hold_every_record_unchanged() -> None:
     records = [record(text="=1+1\nzwei “Zeilen”"), failed(picture="b.png")]
 
@@ -80,13 +77,13 @@ def test_each_choice_has_a_column_and_records_without_it_leave_it_empty() -> Non
     assert (first[-2:], second[-2:]) == (["0.75", "0.25"], ["", ""])
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "  =", "\u00a0@"])
-def test_what_a_spreadsheet_would_compute_gets_an_apostrophe(start: str) -> None:
-    formula = f"{start}cmd|' /C calc'!A0"
-    head, row = rows(to_csv([record(picture=formula, text=formula, prompt=formula)]))
+def test_what_a_spreadsheet_would_compute_gets_an_apostrophe() -> None:
+    for start in ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "  =", "\u00a0@"):
+        formula = f"{start}cmd|' /C calc'!A0"
+        head, row = rows(to_csv([record(picture=formula, text=formula, prompt=formula)]))
 
-    cells = dict(zip(head, row, strict=True))
-    assert cells["picture"] == cells["text"] == cells["prompt"] == f"'{formula}"
+        cells = dict(zip(head, row, strict=True))
+        assert cells["picture"] == cells["text"] == cells["prompt"] == f"'{formula}"
 
 
 @given(st.text())
