@@ -125,16 +125,6 @@ def test_what_a_record_replaces_is_found_by_its_exact_name(how: str, tmp_path: P
     assert [record["picture"] for record in found.records()] == [real, other]
 
 
-def test_a_name_like_an_escape_is_another_name_and_its_record_moves_like_any_other(tmp_path: Path) -> None:
-    literal, real, copy = (str(tmp_path / name) for name in (r"9.41\u202fAM.png", "9.41\u202fAM.png", "b.png"))
-    record = recorded(picture=literal)
-    for name in (real, copy):
-        Path(name).touch()
-        index = index_of(tmp_path, record)
-        assert index.look_up(ID, name) == "elsewhere"
-        assert index.claim(ID, name, path=name) == Claim("answered", record)
-
-
 def test_it_agrees_with_a_multiset_over_many_records(tmp_path: Path) -> None:
     draw = random.Random(1)
 
