@@ -99,14 +99,15 @@ def test_existing_texts_are_kept_replaced_or_extended(
     first, other, third = pictures(tmp_path, "a.png", "b.png", "c.png")
     (tmp_path / "a.txt").write_text("a star")
     (tmp_path / "b.txt").write_text("shapeart\n")
-    files = write(None, dict.fromkeys([first, other, third], "a star"), existing=existing)
+    wanted = dict.fromkeys([first, other, third], "a star")
+    files = write(None, wanted, existing=existing)
 
     assert [text.strip() for text in texts(tmp_path).values()] == ["a star", second, "a star"]
     assert (files.num_written, files.num_same, files.num_kept) == counts
     refused = [f"error: {other}: `b.txt` is there already with other content; see --existing"]
     assert files.refusals.lines() == (refused if existing == "refuse" else [])
     written = {path.name: path.stat() for path in tmp_path.iterdir()}
-    again = write(None, dict.fromkeys([first, other, third], "a star"), existing=existing)
+    again = write(None, wanted, existing=existing)
     assert (again.num_written, again.num_kept, again.refusals.lines()) == (0, counts[2], files.refusals.lines())
     for name, before in written.items():
         after = (tmp_path / name).stat()

@@ -67,11 +67,8 @@ def test_folders_that_a_list_names_are_searched_like_those_of_the_command(
 def test_shards_have_every_item_once_and_errors_too(everything: InputSpec, tmp_path: Path) -> None:
     fill(tmp_path, *(f"folder/more_{number}.png" for number in range(60)))
     Path(os.fsdecode(bytes(tmp_path) + b"/folder/raw\xff.png")).touch()
-    shards = [
-        list(read_inputs(InputSpec(paths=everything.paths, manifests=everything.manifests, shard=(index, 3))))
-        for index in range(3)
-    ]
-    whole = list(read_inputs(InputSpec(paths=everything.paths, manifests=everything.manifests)))
+    spec = replace(everything, lists=())
+    whole, shards = list(read_inputs(spec)), [list(read_inputs(replace(spec, shard=(index, 3)))) for index in range(3)]
     assert sorted(item.label for shard in shards for item in shard) == sorted(item.label for item in whole)
     assert all(len(shard) > 5 for shard in shards)
     for index, shard in enumerate(shards):

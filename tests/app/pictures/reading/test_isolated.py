@@ -445,13 +445,8 @@ for _ in range(2):
 
 
 def test_no_process_outlives_a_parent_that_is_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(PICTURES[0])],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as parent:
+    command, pipe = [sys.executable, "-c", PARENT, str(PICTURES[0])], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as parent:
         watched = [os.pidfd_open(int(number)) for number in parent.stdout.readline().split()]
         parent.kill()
     try:
