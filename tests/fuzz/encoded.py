@@ -7,20 +7,14 @@ from typing import Final
 import numpy as np
 
 from llama_adapter.app.pictures.prefixes import file as prefix_files
-from llama_adapter.app.pictures.prefixes.file import (
-    Encoding,
-    PrefixFileError,
-    PrefixRow,
-    StoredPicture,
-    read_prefix_file,
-    write_prefixes,
-)
+from llama_adapter.app.pictures.prefixes.file import PrefixFileError, PrefixRow, read_prefix_file
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.vision.errors import PictureError
-from tests.fuzz.checkpoints import TINY_VISION
+from tests.app.pictures.prefixes.test_file import ENCODING
+from tests.app.pictures.prefixes.test_file import written as write_pictures
 from tests.fuzz.mutators import (
     either,
     flipped,
@@ -70,30 +64,10 @@ def past(data: bytes) -> str:
 
 def _prefixes() -> dict[str, bytes]:
     """One file of visual queries, and one that has keys and values too."""
-    encoding = Encoding(
-        name="tiny",
-        digest="ab" * 32,
-        vision=TINY_VISION,
-        fingerprint={"clip": "ab 1", "query": "cd 2"},
-        dtype="float32",
-        precision="float",
-        exif="upright",
-        reading="exact",
-        encoder=None,
-    )
-    query, keys = np.ones((2, 4), np.float32), np.ones((1, 2, 2, 2), np.float32)
-    made = {
-        "queries": (encoding, StoredPicture(query)),
-        "keys": (
-            dataclasses.replace(encoding, dtype="bfloat16", keeps="keys_values"),
-            StoredPicture(query, keys, keys),
-        ),
-    }
-    path = scratch() / "written.safetensors"
-    found = {}
-    for name, (one, picture) in made.items():
-        write_prefixes(path, one, [("1" * 64, "a.png", picture), ("2" * 64, "b.png", picture)])
-        found[name] = path.read_bytes()
+    path, found = scratch() / "written.safetensors", {}
+    for encoding in (ENCODING, dataclasses.replace(ENCODING, dtype="bfloat16", keeps="keys_values")):
+        write_pictures(path, encoding)
+        found[encoding.keeps] = path.read_bytes()
     return found
 
 
@@ -110,7 +84,7 @@ _METADATA: Final = mutated_metadata(
     *("1" * 64, [], {}, ["1" * 64, "a.png", 0], 2, -1, 2**63),
 )
 _HEADER: Final = mutated_safetensors(
-    mutated_json(*words("F16 F32 BF16 dtype shape data_offsets queries keys values"), [0], [2, 2, 4], [0, 64], 2**63)
+    mutated_json(*words("F16 F32 BF16 dtype shape data_offsets queries keys values"), [0], [2, 3, 8], [0, 192], 2**63)
 )
 _NPY: Final = mutated_bytes(
     b"<f8", b"<f2", b">f4", b"|O", b"True", b"(3, 2, 4, 3, 8)", b"99999999999", b"(", b",", b"'V9'"

@@ -176,14 +176,8 @@ def _json_layouts() -> dict[str, bytes]:
 
 
 def _archives() -> dict[str, bytes]:
-    members = {
-        "s/1.png": b"p" * 600,
-        "s/1.json": b'{"a": 1, "b": [2]}',
-        "s/1.txt": b"caption",
-        "s/2.jpg": b"",
-        "s/2.txt": b"0 0.5 0.5 1 1e-05\n",
-        "s/.x.png": b"h",
-    }
+    members = {"s/1.png": b"p" * 600, "s/1.json": b'{"a": 1, "b": [2]}', "s/1.txt": b"caption"}
+    members |= {"s/2.jpg": b"", "s/2.txt": b"0 0.5 0.5 1 1e-05\n", "s/.x.png": b"h"}
     long = {"d" * 120 + "/" + "n" * 150 + ".png": b"z", "f\u00e9.png": b"u"}
     plain = tar_bytes(members)
     return {

@@ -123,15 +123,9 @@ def _pictures_in(path: str) -> list[str]:
 
 def _trees() -> dict[str, bytes]:
     row = {"file_name": "a.png", "text": "a star"}
+    texts = {"a.png": "p", "a.txt": "a star\nred", "b.jpg": "q", "sub/c.png": "r", "sub/c.caption": "x", "d.txt": "y"}
     trees: dict[str, dict[str, Any]] = {
-        "texts": {
-            "a.png": "p",
-            "a.txt": "a star\nred",
-            "b.jpg": "q",
-            "sub/c.png": "r",
-            "sub/c.caption": "x",
-            "d.txt": "y",
-        },
+        "texts": texts,
         "stems": {"a.jpg": "1", "a.png": "2", "A.PNG": "3", "a.txt": "x", "a.png.txt": "y", "A.PNG.xmp": "<x/>"},
         "json": {"a.png": "p", "a.json": {"question": "What?", "answer": "a star"}, "b.png": "q", "b.json": {}},
         "kohya": {"10_dog/a.png": "p", "10_dog/a.txt": "dog", "metadata.json": {"10_dog/a": {"caption": "z"}}},

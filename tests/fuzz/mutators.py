@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
+from tests.bad_files import chunk
 from tests.fuzz.target import Mutator
 
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
@@ -309,9 +310,7 @@ def mutated_png(data: bytes, random: Random) -> bytes:
         case 2:
             random.shuffle(chunks)
         case 3:
-            name = random.choice(
-                (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf", b"acTL", b"fcTL", b"PLTE", b"tRNS", b"sRGB")
-            )
+            name = random.choice(b"tEXt zTXt iTXt iCCP eXIf acTL fcTL PLTE tRNS sRGB".split())
             packed = random.choice((content[:64], b"k\0\0" + zlib.compress(b"x" * 4096), b"Exif\0\0II*\0\x08\0\0\0"))
             chunks[place:place] = [(name, packed)]
         case 4 | 5 if kind in (b"IDAT", b"fdAT"):
@@ -322,11 +321,7 @@ def mutated_png(data: bytes, random: Random) -> bytes:
             chunks[place] = (kind, zlib.compress(mutated_bytes()(rows, random)))
         case _:
             chunks[place] = (kind, mutated_bytes(most=2)(content, random))
-    framed = (
-        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        for kind, content in chunks
-    )
-    return signature + b"".join(framed)
+    return signature + b"".join(chunk(kind, content) for kind, content in chunks)
 
 
 def mutated_jpeg(data: bytes, random: Random) -> bytes:

@@ -4,7 +4,6 @@ It has a memory limit, and a time limit per input. An input may kill it, so the 
 for the campaign. campaign.py starts it as `python -m tests.fuzz.worker`.
 """
 
-import argparse
 import faulthandler
 import hashlib
 import os
@@ -102,18 +101,14 @@ def work(worker: Worker, *, ends_at: float) -> None:
 
 
 def main() -> None:
-    """Entry point for campaign.py."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("room", help="its module: the others take seconds to import")
-    parser.add_argument("target")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("seconds", type=float, help="from the first input on")
-    parser.add_argument("seed", type=int)
-    arguments = parser.parse_args()
-    targets: tuple[Target, ...] = import_module(arguments.room).TARGETS
-    target = next(target for target in targets if target.name == arguments.target)
-    worker = Worker(target, folder=arguments.folder, seed=arguments.seed)
-    work(worker, ends_at=time.monotonic() + arguments.seconds)
+    """Entry point for campaign.py, which gives a room, a target, a folder, seconds from the first input on, and a seed.
+
+    The room is the target's module: the others take seconds to import.
+    """
+    room, name, folder, seconds, seed = sys.argv[1:]
+    target = next(target for target in import_module(room).TARGETS if target.name == name)
+    worker = Worker(target, folder=Path(folder), seed=int(seed))
+    work(worker, ends_at=time.monotonic() + float(seconds))
 
 
 if __name__ == "__main__":

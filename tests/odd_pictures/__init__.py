@@ -1,4 +1,4 @@
-"""A folder of broken, hostile and unusual pictures, which is the same for the same seed."""
+"""A folder of broken, hostile and unusual pictures, which is the same each time."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,14 +12,14 @@ from tests.odd_pictures.samples import Expected, OddPicture
 __all__ = ["Expected", "OddPicture", "write_odd_pictures"]
 
 
-def write_odd_pictures(folder: Path, *, seed: int = 0) -> list[OddPicture]:
+def write_odd_pictures(folder: Path) -> list[OddPicture]:
     """Write all of them into a new folder, and return for each what a reader should give.
 
     Some are no files: folders, links, a pipe, a socket. Names are unique, and some are not UTF-8.
     """
     folder.mkdir(parents=True)
     written = []
-    for file in (*damaged(seed), *bombs(), *kinds()):
+    for file in (*damaged(), *bombs(), *kinds()):
         path = folder / file.name
         path.write_bytes(file.content)
         written.append(OddPicture(path=str(path), expected=file.expected, why=file.why))

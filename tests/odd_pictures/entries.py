@@ -11,27 +11,17 @@ LARGE_BYTES = 300 * 2**20  # more than is read; the file is sparse and takes no 
 
 _NAMES = (
     ("new\nline.png", "a line feed"),
-    ("tab\tand\rreturn.png", "control characters"),
     ("\x1b[31mred.png", "a terminal's escape"),
     ("-rf.png", "a dash in front"),
-    ("--help.png", "looks like an option"),
     ("#1.png", "looks like a comment"),
     (" spaces around .png", "spaces"),
-    ("quote\"s and 'such.png", "quotes"),
     ("back\\slash.png", "a backslash"),
     ("[a-z]*?.png", "a pattern's characters"),
     ("{stem}.png", "a template's characters"),
-    ("$HOME `id`.png", "a shell's characters"),
-    ("a,b;c|d.png", "separators"),
-    ("=1+1.png", "a formula"),
-    ("😀🏳️‍🌈.png", "emoji"),
     ("\u202egnp.txt.png", "written from right to left"),
-    ("e\u0301 and \u00e9.png", "letters in two forms"),
     ("x" * 251 + ".png", "as long as a name can be"),
-    ("CON.png", "a device elsewhere"),
     (".hidden.png", "hidden"),
     ("UPPER.PNG", "a suffix in capitals"),
-    ("two.png.png", "two suffixes"),
 )
 
 

@@ -29,12 +29,9 @@ def cells(delimiter: str, *, encoding: str = "utf-8", end: str = "\n", head: str
     def write(folder: Path) -> Path:
         quoted = f'"{QUESTION}"'
         lines = [f"Image{delimiter} question{delimiter}ANSWER{delimiter}{delimiter}"]
-        lines += [delimiter.join((picture, quoted, f" {color} ", "", "")) for picture, _, color in ROWS] + [
-            "",
-            delimiter,
-        ]
+        lines += [delimiter.join((picture, quoted, f" {color} ", "", "")) for picture, _, color in ROWS]
         path = folder / name
-        path.write_bytes((head + "".join(line + end for line in lines)).encode(encoding))
+        path.write_bytes((head + "".join(line + end for line in (*lines, "", delimiter))).encode(encoding))
         return path
 
     return write
@@ -52,21 +49,14 @@ def values(
     return write
 
 
-def beside(folder: Path) -> Path:
-    for name, question, color in ROWS:
-        (folder / name).with_suffix(".json").write_text(json.dumps({"question": question, "answer": color}))
-    return folder
+def beside(suffix: str) -> Writer:
+    def write(folder: Path) -> Path:
+        for name, question, color in ROWS:
+            text = f"{color}\n" if suffix == ".txt" else json.dumps({"question": question, "answer": color})
+            (folder / name).with_suffix(suffix).write_text(text)
+        return folder
 
-
-def captions_beside(folder: Path) -> Path:
-    for name, _, color in ROWS:
-        (folder / name).with_suffix(".txt").write_text(f"{color}\n")
-    return folder
-
-
-def metadata(folder: Path) -> Path:
-    cells(";", name="metadata.csv")(folder)
-    return folder
+    return write
 
 
 def parquet(folder: Path) -> Path:
@@ -84,10 +74,8 @@ def parquet(folder: Path) -> Path:
     classes = {"names": COLORS, "_type": "ClassLabel"}
     features = {"boxes": [classes], "at": {"x": {"_type": "Value"}}, "label": classes, "answer": classes}
     features |= {"question": classes, "image": {"_type": "Value"}}
-    table = pyarrow.table(columns).replace_schema_metadata(
-        {"huggingface": json.dumps({"info": {"features": features}})}
-    )
-    pyarrow.parquet.write_table(table, folder / "t.parquet")
+    info = {"huggingface": json.dumps({"info": {"features": features}})}
+    pyarrow.parquet.write_table(pyarrow.table(columns).replace_schema_metadata(info), folder / "t.parquet")
     return folder / "t.parquet"
 
 
@@ -118,11 +106,8 @@ def archive(mode: str, *, text: bool, whole_names: bool = False) -> Writer:
 
 OBJECTS = [{"image": name, "question": question, "answer": color} for name, question, color in ROWS]
 TURNS = [
-    {
-        "image": name,
-        "conversations": [{"from": "human", "value": f"<image>\n{question}"}, {"from": "gpt", "value": color}],
-    }
-    for name, question, color in ROWS
+    {"image": name, "conversations": [{"from": "human", "value": f"<image>\n{asked}"}, {"from": "gpt", "value": color}]}
+    for name, asked, color in ROWS
 ]
 IMAGES = [{"id": number, "file_name": name} for number, (name, *_) in enumerate(ROWS)]
 WINDOWS = {"images": [{**image, "file_name": f".\\{image['file_name']}"} for image in IMAGES]}
@@ -179,9 +164,9 @@ KINDS: dict[str, tuple[Writer, Rows]] = {
     "kohya": (values({Path(name).stem: {"caption": color} for name, _, color in ROWS}, name="metadata.json"), CAPTIONS),
     "Parquet": (parquet, ROWS),
     "names of other systems": (spelt, [(unicodedata.normalize("NFD", "é 0.png"), *ROWS[0][1:]), *ROWS[1:]]),
-    "metadata.csv": (metadata, ROWS),
-    "JSON beside pictures": (beside, ROWS),
-    "texts beside pictures": (captions_beside, CAPTIONS),
+    "metadata.csv": (lambda folder: cells(";", name="metadata.csv")(folder).parent, ROWS),
+    "JSON beside pictures": (beside(".json"), ROWS),
+    "texts beside pictures": (beside(".txt"), CAPTIONS),
     "tar with JSON": (archive("w", text=False), ROWS),
     "tar.gz with JSON": (archive("w:gz", text=False), ROWS),
     "tar with texts": (archive("w", text=True), CAPTIONS),

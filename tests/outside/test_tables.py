@@ -16,7 +16,7 @@ from llama_adapter.app.pictures.inputs.manifests import check_manifest
 from llama_adapter.app.pictures.inputs.tables import check_table, read_rows
 from llama_adapter.runtime.errors import ExitCode
 from tests.app.command import Run
-from tests.app.pictures.inputs.files import message
+from tests.app.pictures.inputs.files import fill, message
 
 HERE = Path(__file__).parent
 COLOR = "What color is the circle?"
@@ -75,6 +75,16 @@ def answered(path: Path) -> list[tuple[str, str | None, str]]:
     return [(Path(one.item.label).name, one.question.instruction, one.answers[0]) for one in found.examples]
 
 
+def parquet(path: Path, rows: list[dict[str, Any]], *, info: dict[str, str] | None = None, **options: Any) -> Path:
+    """Write rows as Parquet."""
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.Table.from_pylist(rows).replace_schema_metadata(info)
+    pyarrow.parquet.write_table(table, path, **options)
+    return path
+
+
 def examples(folder: Path, data: object) -> Examples:
     """What labelled data read from this JSON, without looking at pictures."""
     (folder / "t.json").write_text(json.dumps(data))
@@ -116,13 +126,11 @@ def test_a_table_without_pictures_is_no_success(text: str, tmp_path: Path, run: 
 
 
 def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     rows = [{"image": f"{label}.png", "label": label} for label in (0, 1, -1, 7)]  # -1: the label is missing
     features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
-    info = {"huggingface": json.dumps({"info": {"features": features}})}
-    pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(info), tmp_path / "t.parquet")
+    table = parquet(tmp_path / "t.parquet", rows, info={"huggingface": json.dumps({"info": {"features": features}})})
 
-    found = read_examples(str(tmp_path / "t.parquet"), looks=False, digests=False)
+    found = read_examples(str(table), looks=False, digests=False)
     assert [one.answers for one in found.examples] == [("cat",), ("dog",), ("7",)]
     assert found.left_out.note().startswith("rows without an answer: 1")
 
@@ -155,10 +163,9 @@ def test_parquet_is_checked_by_its_schema_and_read_by_groups(tmp_path: Path) -> 
 
 
 def test_rows_of_parquet_that_cannot_be_read_leave_the_rest_to_a_job(tmp_path: Path, run: Run) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    file, red = tmp_path / "t.parquet", (HERE / "tables" / "red.png").read_bytes()
+    red = (HERE / "tables" / "red.png").read_bytes()
     rows = [{"image": {"bytes": red, "path": f"{number}.png"}, "name": f"row-{number}"} for number in range(9)]
-    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=3, compression="none", use_dictionary=False)
+    file = parquet(tmp_path / "t.parquet", rows, row_group_size=3, compression="none", use_dictionary=False)
     file.write_bytes(file.read_bytes().replace(b"row-4", b"\xffow-4"))
 
     ran = run("caption", "--manifest", str(file), "--max-new-tokens", "2")
@@ -170,36 +177,30 @@ def test_rows_of_parquet_that_cannot_be_read_leave_the_rest_to_a_job(tmp_path: P
 
 
 def test_pictures_may_be_inside_parquet(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     picture = (HERE / "tables" / "red.png").read_bytes()
     rows = [{"image": {"bytes": picture, "path": "0.png"}, "text": "a circle"}, {"image": None, "text": "none"}]
     cells = (picture, b"P6 1 1 255 abc", b"%PDF-1.7 damaged", b"", b"a/red.png")
-    pq.write_table(pa.Table.from_pylist([{"image": one, "text": "a circle"} for one in cells]), tmp_path / "b.parquet")
-    inside = read_examples(str(tmp_path / "b.parquet"))
+    bare = parquet(tmp_path / "b.parquet", [{"image": one, "text": "a circle"} for one in cells])
+    inside = read_examples(str(bare))
     assert [one.item.source for one in inside.examples] == list(cells[:3])
     (name,) = [str(one) for one in inside.problems if one.unreadable is None]  # the rest need not stop a training
     assert name.endswith("line 5: its cell `image` holds the name of a file as bytes; write it as text")
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
 
-    found = read_examples(str(tmp_path / "train.parquet"))
+    table = parquet(tmp_path / "train.parquet", rows)
+    found = read_examples(str(table))
     assert [(one.item.source, one.answers) for one in found.examples] == [(picture, ("a circle",))]
     assert "it has neither a picture nor a question" in str(found.problems[0])
-    assert asked(tmp_path / "train.parquet")[0] == ("0.png", None)
+    assert asked(table)[0] == ("0.png", None)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"question_id": 1, "image": "a.png", "text": "Is there a cat in the image?", "label": "yes"},
-        {"image": "a.png", "text": "Is there a cat in the image?", "label": "yes"},
-    ],
-)
-def test_a_question_is_no_description(row: dict[str, Any], tmp_path: Path) -> None:
-    found = examples(tmp_path, [row, {**row, "image": "b.png", "label": "no"}]).examples
-    assert [(one.question.instruction, one.answers, one.task) for one in found] == [
-        (row["text"], ("yes",), "choice"),
-        (row["text"], ("no",), "choice"),
-    ]
+@pytest.mark.parametrize("more", [{"question_id": 1}, {}])
+def test_a_question_is_no_description(more: dict[str, int], tmp_path: Path) -> None:
+    text, labels = "Is there a cat in the image?", {"a.png": "yes", "b.png": "no"}
+    found = examples(
+        tmp_path, [{**more, "image": name, "text": text, "label": labels[name]} for name in labels]
+    ).examples
+    told = [(one.question.instruction, one.answers, one.task) for one in found]
+    assert told == [(text, (label,), "choice") for label in labels.values()]
     with pytest.raises(InputsError, match="most of its descriptions are questions"):
         examples(tmp_path, [{"image": f"{name}.png", "text": "Is it red?"} for name in "ab"])
 
@@ -330,68 +331,50 @@ def test_a_verdict_of_prodigy_is_no_answer(tmp_path: Path) -> None:
 
 
 def test_pictures_of_another_column_of_parquet_are_named(tmp_path: Path) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     red = (HERE / "tables" / "red.png").read_bytes()
     for name, value in (("img", red), ("jpg", {"bytes": red, "path": None})):
-        pq.write_table(pa.Table.from_pylist([{name: value, **ASKED_OF}]), tmp_path / "t.parquet")
+        table = parquet(tmp_path / "t.parquet", [{name: value, **ASKED_OF}])
         with pytest.raises(InputsError, match="its examples have none") as refused:
-            read_examples(str(tmp_path / "t.parquet"))
+            read_examples(str(table))
         assert f"line 1: it has {name}, and no picture in a column" in refused.value.details[0]
     for value in (b"\xff\xd8", b"II*\0abc", {"bytes": b"RIFF\0\0\0\0WAVEfmt ", "path": "a.wav"}):
-        pq.write_table(pa.Table.from_pylist([{"embedding": value, **ASKED_OF}]), tmp_path / "t.parquet")
-        assert [one.item.source for one in read_examples(str(tmp_path / "t.parquet")).examples] == [None]
+        table = parquet(tmp_path / "t.parquet", [{"embedding": value, **ASKED_OF}])
+        assert [one.item.source for one in read_examples(str(table)).examples] == [None]
+
+
+COCO = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [{"image_id": 1, "caption": "y"}]}
+KARPATHY = {"images": [{"filename": "a.jpg", "filepath": "val2014", "sentences": [{"raw": "y"}]}]}
+VQA = {
+    "questions": [{"image_id": "a.jpg", "question_id": 1, "question": "q"}],
+    "annotations": [{"question_id": 1, "answers": [{"answer": "y"}]}],
+    "data_subtype": "val2014",
+}
 
 
 @pytest.mark.parametrize(
-    ("picture", "folder"),
+    ("data", "pictures", "folder"),  # the last picture is the right one
     [
-        ("a.png", None),
-        ("val2017/a.png", None),
-        ("photos/a.png", "photos"),
-        ("elsewhere/train2014/a.png", "elsewhere"),
+        (COCO, ["a.jpg"], None),
+        (COCO, ["val2017/a.jpg"], None),
+        (COCO, ["a.jpg", "train2014/a.jpg"], None),
+        (COCO, ["photos/a.jpg"], "photos"),
+        (COCO, ["elsewhere/train2014/a.jpg"], "elsewhere"),
+        *((data, [name], "photos") for data in (KARPATHY, VQA) for name in ("photos/a.jpg", "photos/val2014/a.jpg")),
     ],
 )
-def test_pictures_of_coco_are_found_in_its_folders_and_in_a_named_one(
-    picture: str, folder: str | None, tmp_path: Path
+def test_pictures_of_sets_are_found_in_their_folders_and_in_a_named_one(
+    data: object, pictures: list[str], folder: str | None, tmp_path: Path
 ) -> None:
-    data = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
-    (tmp_path / "t.json").write_text(json.dumps(data))
-    (tmp_path / picture).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / picture).write_bytes(b"a")
+    table = tmp_path / "t.json"
+    table.write_text(json.dumps(data))
+    fill(tmp_path, *pictures)
     columns = Columns(picture_folder=folder and str(tmp_path / folder))
-    found = read_examples(str(tmp_path / "t.json"), columns=columns)
-    assert [one.item.source for one in found.examples] == [str(tmp_path / picture)]
+    found = read_examples(str(table), columns=columns, digests=False)
+    assert [(one.item.source, one.answers) for one in found.examples] == [(str(tmp_path / pictures[-1]), ("y",))]
 
 
-def test_pictures_of_coco_are_those_of_its_folders_first(tmp_path: Path) -> None:
-    data = {"images": [{"id": 1, "file_name": "a.png"}], "annotations": [{"image_id": 1, "caption": "a"}]}
-    for names in ((), ("a.png", "train2014/a.png")):
-        for name in names:
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).touch()
-        assert [one.item.source for one in examples(tmp_path, data).examples] == [str(tmp_path / "train2014" / "a.png")]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"images": [{"filename": "a.jpg", "filepath": "val2014", "sentences": [{"raw": "y"}]}]},
-        {
-            "questions": [{"image_id": "a.jpg", "question_id": 1, "question": "q"}],
-            "annotations": [{"question_id": 1, "answers": [{"answer": "y"}]}],
-            "data_subtype": "val2014",
-        },
-    ],
-)
-@pytest.mark.parametrize("picture", ["a.jpg", "val2014/a.jpg"])
-def test_pictures_of_other_sets_are_found_in_a_named_folder(picture: str, data: object, tmp_path: Path) -> None:
-    (tmp_path / "sets").mkdir()
-    (tmp_path / "sets" / "t.json").write_text(json.dumps(data))
-    (tmp_path / "photos" / picture).parent.mkdir(parents=True)
-    (tmp_path / "photos" / picture).touch()
-    columns = Columns(picture_folder=str(tmp_path / "photos"))
-    found = read_examples(str(tmp_path / "sets" / "t.json"), columns=columns, digests=False)
-    assert [(one.item.source, one.answers) for one in found.examples] == [(str(tmp_path / "photos" / picture), ("y",))]
+def test_a_picture_of_coco_that_is_nowhere_is_named_in_its_folder(tmp_path: Path) -> None:
+    assert [one.item.source for one in examples(tmp_path, COCO).examples] == [str(tmp_path / "train2014" / "a.jpg")]
 
 
 @pytest.mark.parametrize("names", [("Image", "image"), ("image", "Image"), (" Foo", "Foo"), ("Foo", " Foo")])

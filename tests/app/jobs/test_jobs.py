@@ -32,7 +32,7 @@ from llama_adapter.app.models.bundle import add_familiarity, convert, load_bundl
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputSpec
 from scripts.train_embedded.familiar import fit_queries
-from tests.app.command import Run
+from tests.app.command import Ran, Run
 from tests.app.golden import NAMES, model_flags, model_options, picture
 
 pytestmark = pytest.mark.usefixtures("models_placed_once")
@@ -46,13 +46,31 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
 
 
+@dataclasses.dataclass(frozen=True)
+class Caption:
+    """The command `caption` about the three pictures of `folder`, or other inputs, with records in the file `out`."""
+
+    run: Run
+    folder: Path
+    out: Path
+
+    def __call__(self, *flags: str) -> Ran:
+        return self.of(self.folder, *flags)
+
+    def of(self, *inputs: str | Path) -> Ran:
+        return self.run("caption", *map(str, inputs), *COMMON, "--out", str(self.out))
+
+    def export(self) -> Ran:
+        return self.run("export-records", str(self.out), "--to", "jsonl")
+
+    @property
+    def records(self) -> list[Record]:
+        return list(read_records(self.out))
+
+
 @pytest.fixture
-def command(folder: Path, out: Path) -> list[str]:
-    return ["caption", str(folder), *COMMON, "--out", str(out)]
-
-
-def records_in(path: Path) -> list[Record]:
-    return list(read_records(path))
+def caption(run: Run, folder: Path, out: Path) -> Caption:
+    return Caption(run, folder, out)
 
 
 def after_each_answer(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
@@ -60,13 +78,13 @@ def after_each_answer(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
     monkeypatch.setattr(ResultWriter, "write", lambda writer, answer: (write(writer, answer), act()))
 
 
-def test_records_have_the_token_ids_on_request(run: Run, folder: Path, command: list[str]) -> None:
+def test_records_have_the_token_ids_on_request(run: Run, folder: Path, caption: Caption) -> None:
     with Captioner.load(**model_options()) as captioner:
         expected = [list(answer.token_ids) for answer in captioner.generate(folder, max_new_tokens=4)]
 
     plain = run("caption", str(folder), COMMON).records
-    asked = run(*command, "--output-ids", "--format", "jsonl").records
-    again = run(*command)
+    asked = caption("--output-ids", "--format", "jsonl").records
+    again = caption()
 
     assert sorted(record["output_ids"] for record in asked) == sorted(expected)
     fields = {record["id"]: record.keys() for record in plain}
@@ -145,7 +163,7 @@ def test_a_manifest_brings_prompts_of_its_own_and_columns_for_others(run: Run, f
     }
 
 
-def test_an_unusable_prompt_costs_that_answer_only(run: Run, folder: Path, out: Path) -> None:
+def test_an_unusable_prompt_costs_that_answer_only(folder: Path, caption: Caption) -> None:
     manifest = folder / "work.jsonl"
     lines = [
         {"picture": NAMES[0], "prompt": "word " * 2000},
@@ -153,15 +171,13 @@ def test_an_unusable_prompt_costs_that_answer_only(run: Run, folder: Path, out: 
         {"picture": NAMES[2], "prompt": "What is this?"},
     ]
     manifest.write_text("".join(json.dumps(line) + "\n" for line in lines) + "not JSON\n")
-    command = ["caption", "--manifest", str(manifest), *COMMON, "--out", str(out)]
-
-    ran, again = run(*command), run(*command)
+    ran, again = (caption.of("--manifest", manifest) for _ in range(2))
 
     assert ran.code == again.code == 3
-    records = {Path(record["picture"]).name: record for record in records_in(out)}
+    records = {Path(record["picture"]).name: record for record in caption.records}
     codes = {name: record["error"] and record["error"]["code"] for name, record in records.items()}
     assert codes == {NAMES[0]: "prompt", NAMES[1]: "prompt", NAMES[2]: None, "work.jsonl:4": "manifest"}
-    assert len(records_in(out)) == 4
+    assert len(caption.records) == 4
     assert "0 pictures answered, 1 answered by an earlier run, 3 failed in an earlier run" in again.err
 
 
@@ -216,44 +232,40 @@ def test_text_on_a_terminal_comes_in_the_order_of_the_pictures(
 # Further runs
 
 
-def test_failures_of_an_earlier_run_stand_until_they_are_to_be_tried_again(
-    run: Run, folder: Path, out: Path, command: list[str]
-) -> None:
+def test_failures_of_an_earlier_run_stand_until_they_are_to_be_tried_again(folder: Path, caption: Caption) -> None:
     good = (folder / NAMES[0]).read_bytes()
     (folder / NAMES[0]).write_bytes(good[: len(good) // 2])
 
-    first, second, third = run(*command), run(*command), run(*command, "--retry-errors")
+    first, second, third = caption(), caption(), caption("--retry-errors")
 
     assert (first.code, second.code, third.code) == (3, 3, 3)
     assert "1 failed in an earlier run (--retry-errors tries them again)" in second.err
     assert "error:" not in second.err
     assert "0 pictures answered, 1 failed, 2 answered by an earlier run" in third.err
-    assert len(records_in(out)) == 3  # a repeated failure is not recorded again
+    assert len(caption.records) == 3  # a repeated failure is not recorded again
     (folder / NAMES[0]).write_bytes(good)
-    mended = run(*command)
+    mended = caption()
     assert mended.code == 0  # the picture has changed
-    assert [record["error"] for record in records_in(out)].count(None) == 3
+    assert [record["error"] for record in caption.records].count(None) == 3
 
 
-def test_a_torn_record_is_removed_and_a_run_that_starts_over_removes_all(
-    run: Run, out: Path, command: list[str]
-) -> None:
-    run(*command)
+def test_a_torn_record_is_removed_and_a_run_that_starts_over_removes_all(out: Path, caption: Caption) -> None:
+    caption()
     with open(out, "ab") as file:
         file.write(out.read_bytes()[:50])
 
-    torn, over = run(*command), run(*command, "--overwrite")
+    torn, over = caption(), caption("--overwrite")
 
-    assert (torn.code, over.code, len(records_in(out))) == (0, 0, 3)
+    assert (torn.code, over.code, len(caption.records)) == (0, 0, 3)
     assert f"note: the last record in `{out}` was torn" in torn.err
     assert "3 pictures answered in" in over.err
 
 
 @pytest.mark.parametrize("fault", ["model", "manifest", "lock"])
 def test_a_run_that_cannot_begin_costs_no_records(
-    fault: str, run: Run, folder: Path, out: Path, command: list[str]
+    fault: str, run: Run, folder: Path, out: Path, caption: Caption
 ) -> None:
-    run(*command)
+    caption()
     before = out.read_bytes()
     if fault == "manifest":
         manifest_path(out).write_text("{")
@@ -267,64 +279,61 @@ def test_a_run_that_cannot_begin_costs_no_records(
 
 
 def test_one_of_two_questions_that_was_answered_is_not_asked_again(
-    run: Run, folder: Path, tmp_path: Path, out: Path, command: list[str]
+    folder: Path, tmp_path: Path, out: Path, caption: Caption
 ) -> None:
     sheet = tmp_path / "questions.txt"
-    run(*command, "--prompt", "What is this?")
+    caption("--prompt", "What is this?")
     sheet.write_text("Who is this?\nWhat is this?\n")
 
-    ran = run(*command, "--questions", str(sheet))
+    ran = caption("--questions", str(sheet))
 
     assert "3 questions answered, 3 answered by an earlier run" in ran.err
     first, _ = read_manifest(out)
     assert (first.job["inputs"]["paths"], first.end_reason) == ([str(folder)], "finished")
     assert first.job["questions"][0]["instruction"] == "What is this?"
     assert first.job["sampling"]["max_new_tokens"] == 4
-    assert len({record["id"] for record in records_in(out)}) == 6
+    assert len({record["id"] for record in caption.records}) == 6
 
 
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_a_picture_that_was_missing_for_a_run_has_its_answer_as_the_last_word_again(
-    is_renamed: bool, run: Run, folder: Path, tmp_path: Path, out: Path
+    is_renamed: bool, folder: Path, tmp_path: Path, caption: Caption
 ) -> None:
     kept, name = tmp_path / "kept.png", folder / NAMES[1]
-    run("caption", str(name), *COMMON, "--out", str(out))
+    caption.of(name)
     name.rename(kept)
     name = folder / "new.png" if is_renamed else name
-    command = ["caption", str(name), *COMMON, "--out", str(out)]
-    away = run(*command)
+    away = caption.of(name)
     kept.rename(name)
-    back, again = run(*command), run(*command)
+    back, again = caption.of(name), caption.of(name)
 
     assert (away.code, back.code, again.code) == (3, 0, 0)
-    assert [record["error"] is None for record in records_in(out)] == [True, False, True]
-    assert "0 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+    assert [record["error"] is None for record in caption.records] == [True, False, True]
+    assert "0 without an answer" in caption.export().err
 
 
 def test_records_follow_a_folder_that_is_renamed_and_back_and_exports_use_names_that_exist(
-    run: Run, folder: Path, tmp_path: Path, out: Path, command: list[str]
+    run: Run, folder: Path, tmp_path: Path, out: Path, caption: Caption
 ) -> None:
-    run(*command)
+    caption()
     for before, after in itertools.pairwise([folder, tmp_path / "photographs", folder]):
         before.rename(after)
-        again, once_more = (run("caption", str(after), *COMMON, "--out", str(out)) for _ in range(2))
+        again, once_more = (caption.of(after) for _ in range(2))
         assert again.code == 0
         assert "0 pictures answered, 3 answered by an earlier run (3 under" in again.err
         assert "3 answered by an earlier run in" in once_more.err
 
-        rows = run("export-records", str(out), "--to", "jsonl").records
+        rows = caption.export().records
         assert sorted(row["picture"] for row in rows) == sorted(map(str, after.iterdir()))
         assert {row["moved_from"] for row in rows} == {str(before / Path(row["picture"]).name) for row in rows}
         texts = run("export-records", str(out), "--to", "sidecars", "--out", str(tmp_path / "texts" / after.name))
         assert texts.code == 0
-    assert len(records_in(out)) == 9
-    assert len({(row["id"], row["text"]) for row in records_in(out)}) == 3  # copies of the first records
-    assert len({row["run"] for row in records_in(out)}) == 3
+    assert len(caption.records) == 9
+    assert len({(row["id"], row["text"]) for row in caption.records}) == 3  # copies of the first records
+    assert len({row["run"] for row in caption.records}) == 3
 
 
-def test_failures_follow_a_move_and_an_answer_supersedes_them(
-    run: Run, folder: Path, tmp_path: Path, out: Path
-) -> None:
+def test_failures_follow_a_move_and_an_answer_supersedes_them(folder: Path, tmp_path: Path, caption: Caption) -> None:
     """`b.png` fails and is removed in one run; then `a.png` gets its name."""
     place = tmp_path / "place"
     place.mkdir()
@@ -332,64 +341,49 @@ def test_failures_follow_a_move_and_an_answer_supersedes_them(
     (place / "a.png").write_bytes(data)
     (place / "b.png").write_bytes(data[:300])
     (place / "c.png").write_bytes(data[:200])
-    command = ["caption", *COMMON, "--out", str(out)]
-    assert run(*command, str(place)).code == 3
+    assert caption.of(place).code == 3
     (place / "b.png").unlink()
     (place / "a.png").rename(place / "b.png")
     moved = place.rename(tmp_path / "moved")
-    assert run(*command, str(moved), "--retry-errors").code == 3
-    export = ("export-records", str(out), "--to", "jsonl")
-    rows = {row["picture"]: row["error"] for row in run(*export).records}
+    assert caption.of(moved, "--retry-errors").code == 3
+    rows = {row["picture"]: row["error"] for row in caption.export().records}
     assert {name: error is None for name, error in rows.items()} == {
         str(moved / "b.png"): True,
         str(moved / "c.png"): False,
         str(place / "b.png"): False,  # this content is nowhere now
     }
     (moved / "c.png").write_bytes((folder / NAMES[0]).read_bytes())
-    assert run(*command, str(moved)).code == 0
-    answered = {row["picture"] for row in run(*export).records if row["error"] is None}
+    assert caption.of(moved).code == 0
+    answered = {row["picture"] for row in caption.export().records if row["error"] is None}
     assert answered == {str(moved / "b.png"), str(moved / "c.png")}
 
 
-def test_a_model_that_is_loaded_again_knows_what_it_answered(
-    run: Run, command: list[str], forget_models: Callable[[], None]
-) -> None:
-    """The other tests load it only once."""
-    run(*command)
-    forget_models()
-    assert "3 answered by an earlier run" in run(*command).err
-
-
 def test_a_job_goes_on_in_the_dtype_that_auto_chooses_and_another_one_is_told(
-    run: Run,
-    out: Path,
-    command: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    forget_models: Callable[[], None],
+    out: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch, forget_models: Callable[[], None]
 ) -> None:
     told = "--dtype float32 continues them"
-    run(*command, "--dtype", "float32")
+    caption("--dtype", "float32")
 
-    same = run(*command)
-    assert (len(records_in(out)), told in same.err) == (len(NAMES), False)
+    same = caption()
+    assert (len(caption.records), told in same.err) == (len(NAMES), False)
 
     monkeypatch.setattr("llama_adapter.app.models.number_formats.DtypeChoice._best", lambda *_: ("bfloat16", "a whim"))
     forget_models()
-    other, again = run(*command), run(*command)
-    assert (len(records_in(out)), told in other.err, told in again.err) == (2 * len(NAMES), True, False)
+    other, again = caption(), caption()
+    assert (len(caption.records), told in other.err, told in again.err) == (2 * len(NAMES), True, False)
     assert [one.spec["dtype"] for one in read_manifest(out)] == ["float32", "float32", "bfloat16", "bfloat16"]
 
 
 def test_a_run_that_only_passes_over_known_pictures_tells_how_far_it_is(
-    run: Run, out: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+    caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(*command)
+    caption()
     monkeypatch.setattr("llama_adapter.app.jobs.progress._ELSEWHERE_S", 0.0)
 
-    ran = run(*command, "--batch-size", "1", "--reader", "thread")
+    ran = caption("--batch-size", "1", "--reader", "thread")
 
     assert " pictures, 0.00 pictures/s" in ran.err
-    assert len(records_in(out)) == 3
+    assert len(caption.records) == 3
 
 
 def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:
@@ -416,7 +410,7 @@ def test_how_to_go_on(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_model_is_closed(
-    run: Run, out: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+    out: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     was_in_use: list[bool] = []
 
@@ -425,7 +419,7 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
 
     monkeypatch.setattr(ResultWriter, "write", stop)
     monkeypatch.setattr(Captioner, "close", lambda self: was_in_use.append(self._turn.locked()))
-    ran = run(*command)
+    ran = caption()
 
     assert (ran.code, was_in_use) == (130, [False])
     assert read_manifest(out)[0].end_reason == "interrupted"
@@ -433,46 +427,47 @@ def test_a_run_that_is_stopped_at_once_says_so_and_leaves_the_engine_before_the_
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2])
 def test_an_interrupted_job_leaves_whole_records_and_says_so_in_its_manifest(
-    signals: list[signal.Signals], run: Run, out: Path, command: list[str], monkeypatch: pytest.MonkeyPatch
+    signals: list[signal.Signals], out: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = signals.copy()
     after_each_answer(monkeypatch, lambda: [signal.raise_signal(left.pop()) for _ in tuple(left)])
 
-    assert run(*command, "--batch-size", "1").code == 130
+    assert caption("--batch-size", "1").code == 130
 
-    assert 1 <= len(records_in(out)) < len(NAMES)
+    assert 1 <= len(caption.records) < len(NAMES)
     (noted,) = read_manifest(out)
     assert noted.end_reason == "interrupted"
 
 
-def test_too_many_failures_stop_the_job_and_it_can_go_on(run: Run, folder: Path, tmp_path: Path, out: Path) -> None:
+def test_too_many_failures_stop_the_job_and_it_can_go_on(
+    folder: Path, tmp_path: Path, out: Path, caption: Caption
+) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text("".join(f"{tmp_path}/missing-{number}.png\n" for number in range(60)) + f"{folder / NAMES[0]}\n")
-    command = ["caption", "--list", str(listed), *COMMON, "--out", str(out), "--batch-size", "2"]
-
-    stopped, finished = run(*command, "--max-errors", "5"), run(*command)
+    stopped, finished = (
+        caption.of("--list", listed, "--batch-size", "2", *most) for most in (("--max-errors", "5"), ())
+    )
 
     assert stopped.code == 1
     assert "as many as --max-errors allows" in stopped.err
-    assert len(records_in(out)) - 1 >= 5 or finished.code == 3
+    assert len(caption.records) - 1 >= 5 or finished.code == 3
     assert read_manifest(out)[0].end_reason == "failed"
     assert finished.code == 3
-    assert len(records_in(out)) == 61
+    assert len(caption.records) == 61
 
 
-def test_unusable_prompts_count_for_max_errors(run: Run, folder: Path, tmp_path: Path, out: Path) -> None:
+def test_unusable_prompts_count_for_max_errors(folder: Path, tmp_path: Path, caption: Caption) -> None:
     listed = tmp_path / "list.txt"
     listed.write_text(f"{folder / NAMES[1]}\n" * 9)
-    command = ["caption", "--list", str(listed), *COMMON, "--prompt", "What is {title}?", "--out", str(out)]
-    ran = run(*command, "--max-errors", "3")
+    ran = caption.of("--list", listed, "--prompt", "What is {title}?", "--max-errors", "3")
 
     assert ran.code == 1
     assert "3 failed, as many as --max-errors allows" in ran.err
-    assert len(records_in(out)) == 3
+    assert len(caption.records) == 3
 
 
 def test_nothing_is_written_by_a_run_that_an_exception_has_ended(
-    run: Run, command: list[str], monkeypatch: pytest.MonkeyPatch
+    caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close, written = ResultWriter.close, list[object]()
 
@@ -487,28 +482,28 @@ def test_nothing_is_written_by_a_run_that_an_exception_has_ended(
     monkeypatch.setattr(ResultWriter, "_write", fail)
     monkeypatch.setattr(ResultWriter, "close", close_and_write)
 
-    assert (run(*command).code, len(written)) == (1, 1)
+    assert (caption().code, len(written)) == (1, 1)
 
 
 def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: Path, command: list[str]
+    folder: Path, tmp_path: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command, away = [*command, "--batch-size", "1"], tmp_path / "away"
+    away = tmp_path / "away"
     for number in range(30):  # more pictures than are read ahead
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
     after_each_answer(monkeypatch, lambda: folder.exists() and folder.rename(away))
-    lost = run(*command)
+    lost = caption("--batch-size", "1")
     monkeypatch.undo()
-    after = records_in(out)
+    after = caption.records
     away.rename(folder)
-    back = run(*command)
+    back = caption("--batch-size", "1")
 
     assert lost.code == 1
     assert "disappeared during this run: its other pictures were not answered" in lost.err
     assert 0 < len(after) < 33
     assert all(record["error"] is None for record in after)
     assert back.code == 0
-    assert sorted(record["picture"] for record in records_in(out)) == sorted(map(str, folder.iterdir()))
+    assert sorted(record["picture"] for record in caption.records) == sorted(map(str, folder.iterdir()))
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
@@ -516,10 +511,10 @@ def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error
     what: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out" / "answers.jsonl"
-    command = ["caption", str(folder), *COMMON, "--out", str(out)]
+    caption = Caption(run, folder, out)
     remove = (lambda: shutil.rmtree(out.parent)) if what == "folder" else out.unlink
     after_each_answer(monkeypatch, lambda: out.exists() and remove())
-    lost = run(*command)
+    lost = caption()
     monkeypatch.undo()
 
     assert lost.code == 1
@@ -531,8 +526,8 @@ def test_records_that_are_removed_during_a_job_are_kept_and_end_it_with_an_error
         (tmp_path / "answers.rescued-1.jsonl").rename(out)
     else:
         assert read_manifest(out)[0].end_reason == "failed"
-    again = run(*command)
-    assert (again.code, len(records_in(out))) == (0, 3)
+    again = caption()
+    assert (again.code, len(caption.records)) == (0, 3)
     assert "3 answered by an earlier run" in again.err
 
 
@@ -559,32 +554,29 @@ MENDED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("named", "begin", "mend"), MENDED.values(), ids=MENDED)
 def test_an_input_that_failed_and_gives_pictures_later_has_no_failure_any_more(
-    named: str, begin: str, mend: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: Path
+    named: str, begin: str, mend: str, tmp_path: Path, out: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shell(command: str) -> None:
         line = command.format(images=Path(picture()).parent, one=picture())
         subprocess.run(line, shell=True, check=True)
 
     monkeypatch.chdir(tmp_path)
-    command = ["caption", *named.split(), *COMMON, "--out", str(out)]
     shell(begin)
-    first, same = run(*command), run(*command)
+    first, same = caption.of(*named.split()), caption.of(*named.split())
     shell(mend)
-    second = run(*command)
+    second = caption.of(*named.split())
     kept = out.read_bytes()
-    again = run(*command)
+    again = caption.of(*named.split())
 
     assert (first.code, same.code, second.code, again.code) == (3, 3, 0, 0)
-    assert "0 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+    assert "0 without an answer" in caption.export().err
     assert out.read_bytes() == kept
 
 
 def test_a_folder_that_was_empty_for_a_run_and_is_so_again_tells_the_truth_each_time(
-    run: Run, folder: Path, tmp_path: Path, out: Path, command: list[str]
+    folder: Path, tmp_path: Path, caption: Caption
 ) -> None:
     away = tmp_path / "away"
-    exported = ["export-records", str(out), "--to", "jsonl"]
-
     told, num_records = [], []
     for is_empty in (False, True, False, True, True, False):
         if is_empty and not away.exists():
@@ -593,44 +585,43 @@ def test_a_folder_that_was_empty_for_a_run_and_is_so_again_tells_the_truth_each_
         elif not is_empty and away.exists():
             folder.rmdir()
             away.rename(folder)
-        assert run(*command).code == (3 if is_empty else 0)
-        told.append("1 without an answer" in run(*exported).err)
-        num_records.append(len(records_in(out)))
+        assert caption().code == (3 if is_empty else 0)
+        told.append("1 without an answer" in caption.export().err)
+        num_records.append(len(caption.records))
 
     assert told == [False, True, False, True, True, False]
     assert num_records == [3, 4, 5, 6, 6, 7]  # of the pictures answered before, one is asked again
 
 
 def test_a_folder_whose_own_failure_stands_is_not_mended_by_pictures_of_another_input(
-    run: Run, folder: Path, tmp_path: Path, out: Path
+    folder: Path, caption: Caption
 ) -> None:
-    command = ["caption", str(tmp_path / "pictures" / ".."), str(folder), *COMMON, "--out", str(out)]
-    run(*command)
+    inputs = folder / "..", folder
+    caption.of(*inputs)
     shutil.copy(picture("noise_128x96.png"), folder / "more.png")
 
-    assert run(*command).code == 3
-    assert "1 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+    assert caption.of(*inputs).code == 3
+    assert "1 without an answer" in caption.export().err
 
 
 def test_a_damaged_archive_keeps_its_failure_and_asks_nothing_again(
-    run: Run, folder: Path, tmp_path: Path, out: Path
+    folder: Path, tmp_path: Path, out: Path, caption: Caption
 ) -> None:
     archive = tmp_path / "shard.tar"
     with tarfile.open(archive, "w") as packed:
         for name in NAMES:
             packed.add(folder / name, arcname=name)
     archive.write_bytes(archive.read_bytes()[:-20_000])
-    command = ["caption", str(archive), *COMMON, "--out", str(out)]
-    run(*command)
+    caption.of(archive)
     kept = out.read_bytes()
 
-    assert run(*command).code == 3
+    assert caption.of(archive).code == 3
     assert out.read_bytes() == kept
-    assert "1 without an answer" in run("export-records", str(out), "--to", "jsonl").err
+    assert "1 without an answer" in caption.export().err
 
 
 def test_unfamiliar_pictures_are_recorded_and_told_once_at_the_end(
-    run: Run, folder: Path, tmp_path: Path, out: Path
+    run: Run, folder: Path, tmp_path: Path, out: Path, caption: Caption
 ) -> None:
     bundle = convert(CaptionerSpec(**model_options()), tmp_path / "bundle")
     config = load_bundle(bundle).decoder_config
@@ -638,7 +629,7 @@ def test_unfamiliar_pictures_are_recorded_and_told_once_at_the_end(
     add_familiarity(bundle, dataclasses.replace(fit_queries(queries), threshold=0.0))
     ran = run("caption", str(folder), "--model", str(bundle), "--out", str(out))
 
-    records = records_in(out)
+    records = caption.records
     assert records
     assert all(record["unfamiliar"] for record in records if record["error"] is None)
     assert ran.err.count("trained on pictures unlike these") == 1

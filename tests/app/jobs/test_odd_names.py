@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.app.jobs.records.record import Record, read_records
+from llama_adapter.app.jobs.records.record import read_records
 from tests.app.command import Run
 from tests.app.golden import model_flags, picture
 
@@ -34,14 +34,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def records_in(path: str) -> list[Record]:
-    return list(read_records(path))
-
-
 def test_records_and_all_exports_have_the_true_names_and_a_second_run_has_nothing_to_do(run: Run, folder: Path) -> None:
     assert run("caption", "pictures", *COMMON, "--out", "a.jsonl").code == 0
     before = Path("a.jsonl").read_bytes()
-    texts = {os.path.basename(one["picture"]): one["text"] for one in records_in("a.jsonl")}
+    texts = {os.path.basename(one["picture"]): one["text"] for one in read_records("a.jsonl")}
     assert sorted(texts) == sorted(NAMES)
 
     ran = run("caption", "pictures", *COMMON, "--out", "a.jsonl")
@@ -51,7 +47,7 @@ def test_records_and_all_exports_have_the_true_names_and_a_second_run_has_nothin
     for name in NAMES:
         assert (folder / "pictures" / name).with_suffix(".txt").read_text() == texts[name] + "\n"
     assert run("export-records", "a.jsonl", "--to", "jsonl", "--out", "b.jsonl").code == 0
-    assert records_in("b.jsonl") == records_in("a.jsonl")
+    assert list(read_records("b.jsonl")) == list(read_records("a.jsonl"))
     assert run("export-records", "a.jsonl", "--to", "csv", "--out", "a.csv").code == 0
     rows = list(csv.DictReader(io.StringIO(Path("a.csv").read_bytes().decode("utf-8-sig"), newline="")))
     in_csv = {*NAMES, r"inv\udcff\udcfe\udc80.jpg"} - {RAW}

@@ -17,6 +17,7 @@ def test_as_text_only_undecoded_bytes_are_escaped() -> None:
 def test_spellings_of_a_path_have_one_key_and_those_of_an_address_have_two() -> None:
     assert picture_key("./b/../a.png") == picture_key(os.path.abspath("a.png")) != picture_key("b/a.png")
     assert picture_key("s3://bucket/./a.png") != picture_key("s3://bucket/a.png")
+    assert picture_key(r"9.41\u202fAM.png") != picture_key("9.41\u202fAM.png")
 
 
 def test_a_place_follows_links_to_folders_and_none_to_the_file(tmp_path: Path) -> None:

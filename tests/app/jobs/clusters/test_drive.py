@@ -1,27 +1,161 @@
-"""The loop of a job: every question gets one answer, even if work is lost, repeated or already known."""
+"""The loop of a job on many machines, its chunks, captioners and readers: every question gets one answer."""
 
 import random
+import shutil
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.jobs.clusters.actors import LostChunk
-from llama_adapter.app.jobs.clusters.chunks import AnsweredChunk, Chunk, Known, in_chunks, sizes
+from llama_adapter.app.captioning.tasks.choose import OneOf
+from llama_adapter.app.captioning.tasks.question import Question
+from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.jobs.clusters.actors import IN_HAND, Crew, LostChunk
+from llama_adapter.app.jobs.clusters.chunks import (
+    MAX_LOSSES,
+    MAX_PICTURES,
+    AnsweredChunk,
+    Chunk,
+    Known,
+    in_chunks,
+    sizes,
+)
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
 from llama_adapter.app.jobs.clusters.drive import MAX_LOST_READINGS, Drive, check_alike, loaded
-from llama_adapter.app.jobs.clusters.worker import NotLoaded
-from llama_adapter.app.jobs.job_planner import JobPlanner
+from llama_adapter.app.jobs.clusters.places import Place
+from llama_adapter.app.jobs.clusters.reading import Readers, Reading, read_chunk
+from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
 from llama_adapter.app.jobs.records.file import RecordWriter
 from llama_adapter.app.jobs.records.index import RecordIndex
-from llama_adapter.app.pictures.inputs import PictureInput
+from llama_adapter.app.jobs.records.key import RecordKey
+from llama_adapter.app.jobs.records.record import Record, answer_to_record
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs import InputSpec, PictureInput
+from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
-from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, planner_of, record_of
+from llama_adapter.vision.pixels import PixelRule
+from tests.app.golden import picture
+from tests.app.recorded import answered
+from tests.app.toys import INFO
+
+SPEC = CaptionerSpec(batch_size=8)
+FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, pixels=PixelRule(image_size=32))
+
+
+def item(index: int, *, size: int | None = None) -> WorkItem:
+    source: str | bytes = f"{index}.png" if size is None else bytes(size)
+    key = RecordKey(picture=f"{index}.png", prompt="What?", model_digest=INFO.digest, settings={})
+    asked = Asked(key=key, root=None, path=None, supersedes=())
+    question = WorkQuestion(index=index, prompt="What?", tag=asked)
+    return WorkItem(picture=source, label=f"{index}.png", questions=(question,))
+
+
+QUESTIONS = (
+    Question(),
+    Question(instruction="Is it {stem}?", task=OneOf(("yes", "no"))),
+    Question(instruction="Look", input="closely"),
+    Question(raw="A picture of"),
+)
+
+
+def planner_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
+    out = None if earlier is None else "answers.jsonl"
+    job = Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS, out=out, retry_errors=retry_errors)
+    return JobPlanner(job, spec=SPEC, info=INFO, earlier=earlier)
+
+
+def record_of(answer: Answer) -> Record:
+    return answer_to_record(answer, key=answer.tag.key, run="run")
+
+
+def answer_to(question: WorkQuestion, label: str, digest: str, **changes: Any) -> Answer:
+    return answered(index=question.index, picture=label, digest=digest, tag=question.tag, **changes)
+
+
+def known_after(folder: Path, *, digest: str, num_questions: int, retry_errors: bool = False, **changes: Any) -> Known:
+    """The answers that workers know of after a run that answered some questions about a.png."""
+    planner = planner_of()
+    work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
+    with RecordWriter(folder / "answers.jsonl") as file:
+        for question in work.questions[:num_questions]:
+            file.write(record_of(answer_to(question, "a.png", digest, **changes)))
+    return Known(index=RecordIndex([folder / "answers.jsonl"]), retry_errors=retry_errors)
+
+
+class FakeRay:
+    """Ray whose calls end when and as a test says. A reference is the number of a call, from 1."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        ray = pytest.importorskip("ray")
+        self.num_calls, self.ended = 0, dict[int, Any]()
+        patch.setattr(ray, "wait", self._wait)
+        patch.setattr(ray, "get", self._get)
+
+    def call(self, *_: object, **__: object) -> int:
+        self.num_calls += 1
+        return self.num_calls
+
+    def _wait(self, references: list[int], *, num_returns: int = 1, timeout: float) -> tuple[list[int], list[int]]:
+        done = [one for one in references if one in self.ended][:num_returns]
+        return done, [one for one in references if one not in done]
+
+    def _get(self, reference: int) -> Any:
+        if isinstance(self.ended[reference], Exception):
+            raise self.ended[reference]
+        return self.ended[reference]
+
+
+# Chunks of work: their sizes, what workers may leave out, and what follows a loss
+
+
+def test_chunks_grow_so_that_no_worker_waits_for_its_first() -> None:
+    groups = list(in_chunks(map(item, range(500)), sizes(8, num_alike=4)))
+
+    assert [len(group) for group in groups] == [8] * 4 + [16] * 4 + [32] * 4 + [64] * 4 + [20]
+    assert [one.label for group in groups for one in group] == [f"{index}.png" for index in range(500)]
+
+
+def test_chunks_are_bounded_in_pictures_and_bytes() -> None:
+    assert next(sizes(1000, num_alike=1)) == MAX_PICTURES
+    groups = list(in_chunks((item(index, size=20 * 2**20) for index in range(5)), sizes(64, num_alike=1)))
+    assert [len(group) for group in groups] == [2, 2, 1]
+
+
+def test_lost_chunks_are_tried_again_then_picture_by_picture_and_then_fail() -> None:
+    chunk = Chunk(items=(item(0), item(1)), is_sure=True)
+    singles = [replace(chunk, items=(item(index),), num_losses=2) for index in range(2)]
+
+    assert chunk.after_loss() == ([replace(chunk, num_losses=1)], [])
+    assert replace(chunk, num_losses=1).after_loss() == (singles, [])
+    again, (failure,) = replace(singles[1], num_losses=MAX_LOSSES - 1).after_loss()
+    assert (again, failure.index, failure.picture, failure.finish) == ([], 1, "1.png", "error")
+    assert failure.error.code == "lost"
+
+
+def test_workers_know_records_by_the_ids_that_the_driver_gives_them(tmp_path: Path) -> None:
+    work, _ = planner_of().item(PictureInput(source="a.png", label="a.png"))
+
+    for number in range(1, len(QUESTIONS) + 1):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        known = known_after(folder, digest="cd" * 32, num_questions=number)
+        left = [known.left(replace(work, questions=(question,)), "cd" * 32) for question in work.questions]
+        assert left == [()] * number + [(question,) for question in work.questions[number:]]
+        assert known.left(work, "cd" * 32) == (() if number == len(QUESTIONS) else work.questions)
+        assert known.left(work, "ee" * 32) == work.questions
+
+
+# The loop, even if work is lost, repeated or already known
 
 
 def has_any(chunk: Chunk, indices: frozenset[int]) -> bool:
@@ -48,10 +182,11 @@ class FakeReaders:
         self._ready.insert(self._chance.randint(0, len(self._ready)), chunk)
 
     def take(self, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception | None] | None:
-        if not self._ready:
-            return None
-        chunk = self._ready.pop()
-        return chunk, None if has_any(chunk, self._poison) else chunk
+        return (chunk := self._ready.pop(), self.read(chunk)) if self._ready else None
+
+    def read(self, chunk: Chunk) -> Chunk | Exception | None:
+        """What comes of reading a chunk; None if its process is lost."""
+        return None if has_any(chunk, self._poison) else chunk
 
 
 class FakeCrew:
@@ -76,12 +211,12 @@ class FakeCrew:
         self._in_hand.append(chunk)
 
     def wait(self, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
-        if not self._in_hand:
-            return
-        chunk = self._in_hand.pop(self._chance.randrange(len(self._in_hand)))
+        if self._in_hand:
+            yield self.answer(self._in_hand.pop(self._chance.randrange(len(self._in_hand))))
+
+    def answer(self, chunk: Chunk) -> tuple[Chunk, AnsweredChunk] | LostChunk:
         if has_any(chunk, self._poison) or self._chance.random() < self._loss:
-            yield LostChunk(chunk, may_be_cause=True)
-            return
+            return LostChunk(chunk, may_be_cause=True)
         answers = []
         for one in chunk.items:
             digest = f"digest of {one.label}"
@@ -90,7 +225,12 @@ class FakeCrew:
             self.num_answered[one.label] += 1
             answers += [answer_to(question, one.label, digest) for question in one.questions]
         digests = tuple(f"digest of {one.label}" for one in chunk.items)
-        yield chunk, AnsweredChunk(digests=digests, answers=tuple(answers))
+        return chunk, AnsweredChunk(digests=digests, answers=tuple(answers))
+
+
+def numbered(*span: int) -> list[str]:
+    """Names of pictures."""
+    return [f"{number}.png" for number in range(*span)]
 
 
 def run_job(
@@ -122,9 +262,7 @@ def run_job(
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("loss", [0.0, 0.05, 0.3])
 def test_every_question_has_one_answer_whatever_is_lost_or_repeated(tmp_path: Path, seed: int, loss: float) -> None:
-    names = [f"{number}.png" for number in range(80)]
-
-    answers, _, _ = run_job(tmp_path, names, seed=seed, loss=loss)
+    answers, _, _ = run_job(tmp_path, numbered(80), seed=seed, loss=loss)
 
     assert sorted(answer.index for answer in answers) == list(range(80 * len(QUESTIONS)))
     codes = Counter(answer.error and answer.error.code for answer in answers)
@@ -134,10 +272,8 @@ def test_every_question_has_one_answer_whatever_is_lost_or_repeated(tmp_path: Pa
 
 @pytest.mark.parametrize("what", ["poison", "unreadable"])
 def test_a_picture_that_ends_every_process_costs_no_other(what: str, tmp_path: Path) -> None:
-    names = [f"{number}.png" for number in range(100)]
-
     options: dict[str, Any] = {what: frozenset({40})}
-    answers, _, _ = run_job(tmp_path, names, seed=1, **options)
+    answers, _, _ = run_job(tmp_path, numbered(100), seed=1, **options)
 
     failed = {(answer.picture, answer.error.code) for answer in answers if answer.error is not None}
     assert failed == {("10.png", "lost")}
@@ -147,15 +283,12 @@ def test_a_picture_that_ends_every_process_costs_no_other(what: str, tmp_path: P
 def test_a_chunk_that_only_waited_for_others_that_were_lost_is_not_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait, losses = FakeCrew.wait, iter(range(9))
+    answer, losses = FakeCrew.answer, iter(range(9))
 
-    def losing(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk] | LostChunk]:
-        if self._in_hand and next(losses, None) is not None:
-            yield LostChunk(self._in_hand.pop(), may_be_cause=False)
-        else:
-            yield from wait(self, timeout_s)
+    def lose(self: FakeCrew, chunk: Chunk) -> tuple[Chunk, AnsweredChunk] | LostChunk:
+        return answer(self, chunk) if next(losses, None) is None else LostChunk(chunk, may_be_cause=False)
 
-    monkeypatch.setattr(FakeCrew, "wait", losing)
+    monkeypatch.setattr(FakeCrew, "answer", lose)
     answers, _, _ = run_job(tmp_path, ["a.png"], seed=0)
 
     assert [answer.error for answer in answers] == [None] * len(QUESTIONS)
@@ -163,9 +296,8 @@ def test_a_chunk_that_only_waited_for_others_that_were_lost_is_not_given_up(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_further_run_answers_what_is_new_and_nothing_else(tmp_path: Path, seed: int) -> None:
-    old = [f"{number}.png" for number in range(60)]
-    new = [f"{number}.png" for number in range(30, 100)]
-    run_job(tmp_path, old, seed=seed)
+    new = numbered(30, 100)
+    run_job(tmp_path, numbered(60), seed=seed)
 
     answers, planner, crew = run_job(tmp_path, new, seed=seed)
 
@@ -188,52 +320,40 @@ def test_a_picture_that_is_named_twice_is_answered_twice_and_known_twice(tmp_pat
 def test_a_worker_that_leaves_something_out_ends_the_job_and_what_it_answered_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait = FakeCrew.wait
+    answer: Any = FakeCrew.answer
 
-    def forgetting(self: FakeCrew, timeout_s: float) -> Iterator[tuple[Chunk, AnsweredChunk]]:
-        for chunk, came in wait(self, timeout_s):
-            yield chunk, replace(came, answers=came.answers[:-1], host="there")
+    def forget(self: FakeCrew, chunk: Chunk) -> tuple[Chunk, AnsweredChunk]:
+        _, came = answer(self, chunk)
+        return chunk, replace(came, answers=came.answers[:-1], host="there")
 
-    monkeypatch.setattr(FakeCrew, "wait", forgetting)
+    monkeypatch.setattr(FakeCrew, "answer", forget)
 
     with pytest.raises(WorkersFailedError, match="there left 1 of 16 questions about its pictures without an answer"):
-        run_job(tmp_path, [f"{number}.png" for number in range(4)], seed=0)
+        run_job(tmp_path, numbered(4), seed=0)
 
-    with open(tmp_path / "answers.jsonl", encoding="utf-8") as file:
-        assert len(file.readlines()) == 4 * len(QUESTIONS) - 1
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 4 * len(QUESTIONS) - 1
 
 
 def test_readers_that_fail_again_and_again_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = FakeReaders.take
-
-    def fail(self: FakeReaders, *, timeout_s: float) -> tuple[Chunk, Exception] | None:
-        taken = take(self, timeout_s=timeout_s)
-        return taken and (taken[0], ImportError("no module named llama_adapter"))
-
-    monkeypatch.setattr(FakeReaders, "take", fail)
+    monkeypatch.setattr(FakeReaders, "read", lambda self, chunk: ImportError("no module named llama_adapter"))
 
     with pytest.raises(WorkersFailedError, match=r"Pictures cannot be read on the machines.*no module named"):
         run_job(tmp_path, ["a.png"], seed=0)
 
 
 def test_readers_that_are_lost_again_and_again_end_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, num_read, num_lost = FakeReaders.take, 5, 0
+    taken: list[Chunk] = []
 
-    def lose(self: FakeReaders, *, timeout_s: float) -> tuple[Chunk, Chunk | Exception | None] | None:
-        nonlocal num_read, num_lost
-        taken = take(self, timeout_s=timeout_s)
-        if taken is None or num_read:
-            num_read -= taken is not None
-            return taken
-        num_lost += 1
-        return taken[0], None
+    def lose(self: FakeReaders, chunk: Chunk) -> Chunk | None:
+        taken.append(chunk)
+        return chunk if len(taken) <= 5 else None
 
-    monkeypatch.setattr(FakeReaders, "take", lose)
+    monkeypatch.setattr(FakeReaders, "read", lose)
 
     with pytest.raises(WorkersFailedError, match=r"Pictures cannot be read on the machines.* in a row") as caught:
-        run_job(tmp_path, [f"{number}.png" for number in range(100)], seed=0)
+        run_job(tmp_path, numbered(100), seed=0)
 
-    assert num_lost == MAX_LOST_READINGS
+    assert len(taken) == 5 + MAX_LOST_READINGS
     assert "memory" in caught.value.hint
 
 
@@ -244,11 +364,11 @@ def test_pictures_that_end_readers_are_lost_alone_also_at_the_end_of_a_job(
     num_each, count = len(QUESTIONS), num_good + num_last
     last = frozenset(range(num_good * num_each, count * num_each))
 
-    answers, _, _ = run_job(tmp_path, [f"{number}.png" for number in range(count)], seed=0, unreadable=last)
+    answers, _, _ = run_job(tmp_path, numbered(count), seed=0, unreadable=last)
 
     assert len(answers) == count * num_each
-    assert {answer.index for answer in answers if answer.error is not None} == last
-    assert {answer.error.code for answer in answers if answer.error is not None} == {"lost"}
+    failed = {answer.index: answer.error.code for answer in answers if answer.error is not None}
+    assert failed == dict.fromkeys(last, "lost")
 
 
 def test_once_stopped_nothing_more_is_begun(tmp_path: Path) -> None:
@@ -283,3 +403,177 @@ def test_captioners_of_different_models_do_not_work_together() -> None:
     check_alike(INFO, INFO, hosts=("there", "here"))
     with pytest.raises(WorkersFailedError, match="there is another than on here"):
         check_alike(replace(INFO, digest="cd" * 32), INFO, hosts=("there", "here"))
+
+
+# The captioners: what becomes of the chunks of one whose process ends
+
+
+ray = pytest.importorskip("ray")
+PLACE = Place(machine="here", device="cpu", num_cpus=1.0, devices={}, threads=1)
+
+
+@pytest.fixture
+def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    return FakeRay(monkeypatch)
+
+
+@pytest.fixture
+def crew(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    """One captioner, which is ready."""
+    call = SimpleNamespace(remote=fake_ray.call, options=lambda **_: call)
+    monkeypatch.setattr(Crew, "_started", lambda crew, place: SimpleNamespace(load=call, answer=call))
+    crew = Crew(Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS), [PLACE], ".", say=lambda text: None)
+    crew.start()
+    fake_ray.ended[1] = FIRST
+    assert list(crew.wait(0.0)) == [FIRST]
+    return crew
+
+
+@pytest.fixture
+def chunks(crew: Crew) -> list[Chunk]:
+    """Those that the captioner has in hand: as many as it takes."""
+    chunks = [Chunk(items=(item(number),)) for number in range(IN_HAND)]
+    pixels: Any = b""
+    for chunk in chunks:
+        crew.give(chunk, pixels)
+    assert (crew.num_in_hand, crew.can_take) == (2, False)
+    return chunks
+
+
+def test_of_the_chunks_of_an_ended_captioner_the_first_may_be_the_cause_and_the_others_waited(
+    fake_ray: FakeRay, crew: Crew, chunks: list[Chunk]
+) -> None:
+    ended = ray.exceptions.RayActorError()
+    fake_ray.ended |= {2: ended, 3: ended}  # both calls of the actor fail, and the second one tells nothing new
+
+    came = list(crew.wait(0.0))
+
+    assert came == [LostChunk(chunks[0], may_be_cause=True), LostChunk(chunks[1], may_be_cause=False)]
+    assert (crew.num_in_hand, crew.num_ready, fake_ray.num_calls) == (0, 0, 4)  # it loads again, once
+    fake_ray.ended[4] = FIRST
+    assert list(crew.wait(0.0)) == [FIRST]
+    assert (crew.num_ready, crew.can_take) == (1, True)
+
+
+def test_a_chunk_whose_pixels_are_lost_leaves_its_captioner_ready(
+    fake_ray: FakeRay, crew: Crew, chunks: list[Chunk]
+) -> None:
+    answered = AnsweredChunk(digests=("",), answers=())
+    fake_ray.ended |= {2: ray.exceptions.RayError("lost"), 3: answered}
+
+    assert list(crew.wait(0.0)) == [LostChunk(chunks[0], may_be_cause=True), (chunks[1], answered)]
+    assert (crew.num_ready, crew.num_in_hand, fake_ray.num_calls) == (1, 0, 3)
+
+
+# Readers: chunks are read, and answered pictures are left out
+
+
+READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
+read = partial(read_chunk, reading=READING, known=None)
+
+
+def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
+    shutil.copy(picture("noise_128x96.png"), tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    unnamed = PictureReading()
+    items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
+
+    done = read(Chunk(items=(*items, replace(item(2), picture=unnamed))))
+
+    assert done.problem is None
+    good, bad, other = (one.picture for one in done.items)
+    assert good.pixels.shape == (32, 32, 3)
+    assert bad.error.code == "not_a_picture"
+    assert other == unnamed
+    assert [one.questions for one in done.items] == [one.questions for one in (*items, item(2))]
+
+
+@pytest.mark.parametrize("scheme", ["", "slow://"], ids=["files", "addresses"])
+def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """Their time does not matter: the driver asks for a chunk once, and matches pictures by position."""
+
+    def wait(picture: object, **_: object) -> PictureReading:
+        number = int(str(picture).rpartition("/")[2].removesuffix(".png"))
+        time.sleep(0.06 - 0.01 * number if number < 5 else 0)
+        return PictureReading(digest=str(number))
+
+    monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading.read_remote", lambda address: address)
+    monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading._reader", lambda reading: SimpleNamespace(read=wait))
+    items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
+
+    done = read(Chunk(items=items))
+
+    assert done.problem is None
+    assert [one.questions for one in done.items] == [one.questions for one in items]
+    assert [one.picture.digest for one in done.items if isinstance(one.picture, PictureReading)] == [*"012345678"]
+
+
+def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
+    shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
+    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    chunk = Chunk(items=(work,))
+    (looked,) = read(chunk).items
+    known = known_after(tmp_path, digest=looked.picture.digest, num_questions=len(QUESTIONS))
+
+    (left_out,) = read(chunk, known=known).items
+    (sure,) = read(replace(chunk, is_sure=True), known=known).items
+
+    assert left_out.picture.is_only_digest
+    assert left_out.picture.digest == looked.picture.digest
+    assert sure.picture.pixels is not None
+
+
+@pytest.mark.parametrize("retry_errors", [False, True])
+def test_missing_pictures_that_failed_are_left_out_unless_they_are_tried_again(
+    tmp_path: Path, retry_errors: bool
+) -> None:
+    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
+    chunk = Chunk(items=(work,))
+    (failed,) = (item.picture for item in read(chunk).items)
+    how: dict[str, Any] = {"num_questions": len(QUESTIONS), "retry_errors": retry_errors, "error": failed.error}
+    known = known_after(tmp_path, digest=failed.digest, **how)
+
+    (again,) = (item.picture for item in read(chunk, known=known).items)
+
+    assert (again.is_only_digest, again.error) == ((False, failed.error) if retry_errors else (True, None))
+
+
+@pytest.fixture
+def fake_tasks(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    task = SimpleNamespace(remote=lambda *_, **__: (fake_ray.call(), b"read"))
+    monkeypatch.setattr("ray.remote", lambda function: SimpleNamespace(options=lambda **_: task))
+    monkeypatch.setattr("ray.put", lambda value: value)
+    return fake_ray
+
+
+def test_readers_tell_lost_processes_from_code_that_cannot_run(fake_tasks: FakeRay) -> None:
+    from ray import exceptions
+
+    chunks = [Chunk(items=(item(number),)) for number in range(4)]
+    readers = Readers(READING, known=None, at_once=4, most=4)
+    for chunk in chunks:
+        readers.add(chunk)
+    broken = exceptions.RuntimeEnvSetupError("no module named llama_adapter")
+    ends = (None, exceptions.WorkerCrashedError(), exceptions.OutOfMemoryError("9 GB"), broken)
+    fake_tasks.ended |= dict(enumerate(ends, start=1))
+
+    taken = [readers.take(timeout_s=0.0) for _ in range(5)]
+
+    assert taken == [(chunks[0], b"read"), (chunks[1], None), (chunks[2], None), (chunks[3], broken), None]
+
+
+def test_readers_are_bounded_in_what_they_read_and_in_what_waits(fake_tasks: FakeRay) -> None:
+    chunk, readers = Chunk(items=(item(0),)), Readers(READING, known=None, at_once=2, most=3)
+
+    def add_all() -> int:
+        while readers.can_take:
+            readers.add(chunk)
+        return readers.num_pending
+
+    assert add_all() == 2
+    fake_tasks.ended[1] = None
+    assert add_all() == 3
+    fake_tasks.ended[2] = None
+    assert add_all() == 3
+    readers.take(timeout_s=0.0)
+    assert add_all() == 3

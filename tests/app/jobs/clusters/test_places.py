@@ -1,12 +1,19 @@
-"""How captioners are placed in a cluster, and which settings users may give."""
+"""How captioners are placed in a cluster, which settings users may give, and what is said when Ray ends a driver."""
 
+import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
+from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.jobs.clusters.cluster import RayOptions, joined_cluster
 from llama_adapter.app.jobs.clusters.places import Machine, num_reading_tasks, plan_places
+from llama_adapter.app.jobs.clusters.runner import last_words
+from llama_adapter.app.jobs.job import Job
+from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.app.pictures.inputs import InputSpec
 from llama_adapter.runtime.errors import UsageError
 
 
@@ -121,3 +128,45 @@ def test_without_ray_the_hint_says_how_to_install_it(monkeypatch: pytest.MonkeyP
         pass
 
     assert ".[ray]" in caught.value.hint
+
+
+# Last words, when Ray ends the driver from native code
+
+
+def said(end: Callable[[], object]) -> tuple[str, int]:
+    """The stderr and exit code of a fork of this process that sets its last words and calls `end`."""
+    job = Job(spec=CaptionerSpec(), inputs=InputSpec(paths=("a",)), questions=(Question(),), out="answers.jsonl")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.dup2(writer, 2)
+            os.close(writer)
+            with last_words(job):
+                end()
+            os._exit(0)
+        finally:
+            os._exit(70)
+    os.close(writer)
+    with open(reader) as words:
+        return words.read(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_killed_process_says_what_is_kept_and_how_to_go_on(snapshot: object) -> None:
+    assert said(lambda: os._exit(1)) == snapshot
+
+
+def test_a_child_process_that_outlives_the_job_does_not_delay_its_end() -> None:
+    """The child has inherited the pipe end whose closing the listener waits for."""
+    gate, ours = os.pipe()
+
+    def leave_a_child() -> None:
+        if not os.fork():
+            os.closerange(0, 3)
+            os.close(ours)
+            os.read(gate, 1)
+            os._exit(0)
+
+    assert said(leave_a_child) == ("", 0)
+    os.close(ours)
+    os.close(gate)

@@ -42,9 +42,6 @@ def members(packed: bytes) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-# JSON lines
-
-
 def test_json_lines_hold_every_record_unchanged() -> None:
     records = [record(text="=1+1\nzwei “Zeilen”"), failed(picture="b.png")]
 

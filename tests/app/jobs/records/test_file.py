@@ -1,10 +1,15 @@
-"""Record files: a crash loses at most the line being written, a full disk none; a second writer is refused."""
+"""Record files: a crash loses at most the line being written; a full disk or another program costs no record."""
 
 import errno
 import gzip
 import json
 import os
 import resource
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +17,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.jobs.records.file import RecordFileLockedError, RecordWriter, open_records
 from llama_adapter.app.jobs.records.index import RecordIndex
+from llama_adapter.app.jobs.records.loss import RecordFileLostError
 from llama_adapter.app.jobs.records.manifest import manifest_path
 from llama_adapter.app.jobs.records.record import json_line, read_records
 from llama_adapter.runtime.record_lines import RecordFileError
@@ -23,16 +29,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "answers.jsonl"
 
 
-def write(path: Path, *texts: str) -> RecordWriter:
+def put(writer: RecordWriter, *texts: str) -> None:
     """Write a record for each text, about a picture of this name."""
+    for text in texts:
+        writer.write(recorded(text=text, picture=text))
+
+
+def write(path: Path, *texts: str) -> RecordWriter:
     with RecordWriter(path) as writer:
-        for text in texts:
-            writer.write(recorded(text=text, picture=text))
+        put(writer, *texts)
     return writer
 
 
 def texts_in(path: Path) -> list[str]:
     return [record["text"] for record in read_records(path)]
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(path: Path) -> None:
@@ -164,20 +178,23 @@ def test_a_file_that_got_no_record_does_not_stay_unless_it_was_there_before(tmp_
     assert texts_in(whole) == ["one"]
 
 
-def test_records_reach_the_system_one_by_one_and_the_disk_in_groups(
+def test_records_reach_the_system_one_by_one_and_the_disk_in_groups_and_a_new_name_is_durable_too(
     monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    path.touch()  # the name of a new file would be synced too
-    syncs: list[int] = []
-    monkeypatch.setattr(os, "fsync", syncs.append)
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    with RecordWriter(path, sync_every=1) as writer:
+        put(writer, "one", "two")
+    assert synced == [str(path), str(path.parent), str(path), str(path)]
+    synced.clear()
+
     with RecordWriter(path, sync_every=3) as writer:
         for number in range(1, 8):
             writer.write(recorded())
-            assert len(texts_in(path)) == number  # another reader sees it at once
-            assert len(syncs) == number // 3
-    assert len(syncs) == 3  # the last sync is at the end
+            assert len(texts_in(path)) == 2 + number  # another reader sees it at once
+            assert synced == [str(path)] * (number // 3)
     writer.close()
-    assert len(syncs) == 3
+    assert synced == [str(path)] * 3  # the last sync is at the end
 
 
 def test_a_pipe_takes_records_without_repair(tmp_path: Path) -> None:
@@ -251,23 +268,6 @@ def test_a_full_device_raises(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_the_name_of_a_new_file_is_made_durable_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Path
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-
-    with RecordWriter(path, sync_every=1) as writer:
-        writer.write(recorded())
-        writer.write(recorded())
-    first, synced[:] = list(synced), []
-    with RecordWriter(path) as writer:
-        writer.write(recorded())
-
-    assert first == [str(path), str(tmp_path), str(path), str(path)]
-    assert synced == [str(path)]
-
-
 # A folder of parts: how `--out FOLDER/` reads and continues them
 
 
@@ -333,3 +333,179 @@ def test_a_slash_or_a_folder_that_exists_means_a_folder_with_its_manifest_in_it(
     with open_records(str(tmp_path / "file")) as records:
         assert records.path == tmp_path / "file"
     assert manifest_path(tmp_path) == tmp_path / "manifest.json"
+
+
+# If another program removes, moves, replaces or changes a file, the run reports it and loses no record
+
+
+def lost_after(change: Callable[[], object], writer: RecordWriter, *texts: str) -> str:
+    """The error at closing, if another program makes a change after some records were written."""
+    put(writer, *texts)
+    change()
+    with pytest.raises(RecordFileLostError) as lost:
+        writer.close()
+    return lost.value.message
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    begun = tmp_path / "out" / "answers.jsonl"
+    write(begun, "zero")
+    begun.chmod(0o640)
+    return begun
+
+
+def test_a_file_that_was_removed_is_noticed_when_it_is_synced_and_written_again(begun: Path) -> None:
+    writer = RecordWriter(begun, sync_every=2)
+    put(writer, "one")
+    begun.unlink()
+    with pytest.raises(RecordFileLostError, match="its 3 records were written there again") as lost:
+        writer.write(recorded(text="two"))
+    writer.close()  # the loss is reported only once
+
+    assert "goes on where this one ended" in lost.value.hint
+    assert texts_in(begun) == ["zero", "one", "two"]
+    assert stat.S_IMODE(begun.stat().st_mode) == 0o640
+    assert files_in(begun.parent) == ["answers.jsonl"]
+    write(begun, "three")
+    assert texts_in(begun) == ["zero", "one", "two", "three"]
+
+
+def test_another_file_in_its_place_is_not_touched(begun: Path) -> None:
+    first, second = (begun.with_name(f"answers.rescued-{number}.jsonl") for number in (1, 2))
+
+    def replace() -> None:
+        first.write_text("precious too")
+        begun.with_name("other").write_text("precious")
+        begun.with_name("other").rename(begun)
+
+    assert f"to `{second}`" in lost_after(replace, RecordWriter(begun), "one")
+
+    assert (begun.read_text(), first.read_text()) == ("precious", "precious too")
+    assert texts_in(second) == ["zero", "one"]
+
+
+def test_a_folder_that_is_gone_is_not_made_again_and_the_records_are_kept_above_it(begun: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "answers.rescued-1.jsonl"
+
+    assert f"to `{kept}`" in lost_after(lambda: shutil.rmtree(begun.parent), RecordWriter(begun), "one")
+
+    assert files_in(tmp_path) == [kept.name]
+    assert texts_in(kept) == ["zero", "one"]
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("prepare", "change", "told", "left"),
+    [
+        ("", "rm out/answers.jsonl", "its 2 records were written there again", "out/answers.jsonl"),
+        ("", "mv out/answers.jsonl out/moved", "its 2 records are in `{}/out/moved`", "out/moved"),
+        ("ln out/answers.jsonl out/b", "rm out/answers.jsonl", "2 records are in that file, under another", "out/b"),
+        ("", "mv out elsewhere", "in `{}/elsewhere/answers.jsonl`", "elsewhere/answers.jsonl"),
+        ("ln -s out/answers.jsonl link", "rm link", "in `{}/out/answers.jsonl`", "out/answers.jsonl"),
+        ("ln -s out/answers.jsonl link", "rm out/answers.jsonl", "written there again", "link out/answers.jsonl"),
+    ],
+    ids=["removed", "moved", "two names", "folder moved", "link removed", "removed behind a link"],
+)
+def test_where_the_records_are_after_a_change(
+    prepare: str, change: str, told: str, left: str, begun: Path, tmp_path: Path
+) -> None:
+    def shell(command: str) -> None:
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+
+    shell(prepare)
+    writer = RecordWriter(tmp_path / "link" if "link" in prepare else begun)
+
+    assert told.format(tmp_path) in lost_after(lambda: shell(change), writer, "one")
+
+    files = [file for file in tmp_path.rglob("*") if not file.is_dir()]
+    assert sorted(str(file.relative_to(tmp_path)) for file in files) == left.split()
+    assert all(texts_in(file) == ["zero", "one"] for file in files)
+    assert (tmp_path / "link").is_symlink() == ("link " in left)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 10_000])
+def test_a_file_that_another_program_changed_is_noticed_and_left_as_it_is(content: bytes, begun: Path) -> None:
+    assert "Another program changed" in lost_after(lambda: begun.write_bytes(content), RecordWriter(begun), "one")
+
+    assert begun.read_bytes() == content
+
+
+def test_records_that_cannot_be_written_again_are_reported_as_lost(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfileobj", full)
+
+    said = lost_after(begun.unlink, RecordWriter(begun), "one")
+
+    assert "its 2 records are lost" in said
+    assert "No space left" in said
+    assert files_in(begun.parent) == []
+
+
+def test_a_file_system_without_links_gets_it_too(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def replace() -> None:
+        begun.unlink()
+        begun.touch()
+
+    monkeypatch.setattr("os.link", no_links)
+
+    assert "written there again" in lost_after(begun.unlink, RecordWriter(begun))
+    assert "rescued-1" in lost_after(replace, RecordWriter(begun), "one")
+
+    assert texts_in(begun.with_name("answers.rescued-1.jsonl")) == ["zero", "one"]
+    assert begun.read_bytes() == b""
+
+
+def test_a_new_file_without_records_may_be_gone_and_another_one_stays(tmp_path: Path) -> None:
+    begun = tmp_path / "answers.jsonl"
+    with RecordWriter(begun):
+        begun.unlink()
+    assert files_in(tmp_path) == []
+    with RecordWriter(begun):
+        begun.unlink()
+        begun.write_text("another's")
+    assert begun.read_text() == "another's"
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_older_parts_are_reported_as_lost_unless_they_were_moved(tmp_path: Path, is_moved: bool) -> None:
+    folder = tmp_path / "records"
+    write(folder / "part-00000.jsonl", "one", "two")
+    (folder / "part-00001.jsonl").touch()
+    records = open_records(str(folder))
+
+    lose = (lambda: folder.rename(tmp_path / "elsewhere")) if is_moved else (lambda: shutil.rmtree(folder))
+    said = lost_after(lose, records, "three")
+
+    assert ("1 older parts are gone" in said) is not is_moved
+    kept = tmp_path / ("elsewhere/part-00001.jsonl" if is_moved else "part-00001.rescued-1.jsonl")
+    assert texts_in(kept) == ["three"]
+
+
+def test_stdout_that_is_a_file_may_get_other_lines_and_lose_its_name(tmp_path: Path) -> None:
+    code = (
+        "import json, os, sys\n"
+        "from llama_adapter.app.jobs.records.file import RecordWriter\n"
+        "from tests.app.recorded import recorded\n"
+        "with RecordWriter('/dev/stdout') as writer:\n"
+        "    writer.write(recorded())\n"
+        "    print('a note', file=sys.stdout, flush=True)\n"
+        "    os.unlink(sys.argv[1])\n"
+    )
+    out = tmp_path / "out"
+    with open(out, "ab+") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(out)], stdout=file, cwd=Path(__file__).parents[4], check=False
+        )
+        file.seek(0)
+        lines = file.read().splitlines()
+
+    assert done.returncode == 0
+    assert len(lines) == 2

@@ -63,11 +63,6 @@ def test_what_cannot_be_read_is_an_error_of_that_picture(name: str, code: str, f
     assert caught.value.code == code
 
 
-def test_an_unknown_kind_of_storage_is_refused_first() -> None:
-    with pytest.raises(InputsError, match="nope"):
-        check_remote("nope://bucket/pictures")
-
-
 def test_files_folders_and_addresses_come_in_the_order_in_which_they_are_named(folder: Path) -> None:
     spec = InputSpec(paths=(str(folder / "pic_10.png"), folder.as_uri(), str(folder)))
 
@@ -84,7 +79,9 @@ def test_files_folders_and_addresses_come_in_the_order_in_which_they_are_named(f
     assert count_inputs(InputSpec(paths=(str(folder),)), addresses=True) == 2
 
 
-def test_parts_of_a_job_do_not_go_with_addresses(folder: Path) -> None:
+def test_unknown_storage_and_parts_of_a_job_with_addresses_are_refused_first(folder: Path) -> None:
+    with pytest.raises(InputsError, match="nope"):
+        check_remote("nope://bucket/pictures")
     with pytest.raises(InputsError, match="--shard"):
         check_inputs(InputSpec(paths=(folder.as_uri(),), shard=(0, 2)), addresses=True)
 

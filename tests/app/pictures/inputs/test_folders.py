@@ -28,7 +28,7 @@ def code_of(item: PictureInput) -> str:
 def test_files_keep_their_order_and_may_have_any_suffix_and_repeat(tmp_path: Path) -> None:
     fill(tmp_path, "b.jpg", "a.data", ".hidden.png")
     paths = [str(tmp_path / name) for name in ("b.jpg", "a.data", ".hidden.png", "b.jpg")]
-    assert [(item.source, item.label) for item in named(*paths)] == [(path, path) for path in paths]
+    assert [(item.source, item.label, item.root) for item in named(*paths)] == [(path, path, None) for path in paths]
 
 
 def test_a_folder_gives_its_pictures_in_natural_order_and_nothing_else(tmp_path: Path) -> None:
@@ -39,18 +39,13 @@ def test_a_folder_gives_its_pictures_in_natural_order_and_nothing_else(tmp_path:
     assert names_below(tmp_path) == expected
 
 
-def test_a_picture_says_which_folder_it_was_found_in(tmp_path: Path) -> None:
-    fill(tmp_path, "a.png", "sub/b.png")
-    roots = [item.root for item in named(tmp_path, tmp_path / "a.png", recursive=True)]
-    assert roots == [str(tmp_path), str(tmp_path), None]
-
-
 def test_sub_folders_are_searched_on_request_but_not_hidden_ones_nor_links(tmp_path: Path) -> None:
     folder = fill(tmp_path / "top", "z.png", "sub_10/a.png", "sub_2/a.png", "sub_2/deep/b.tif", ".cache/c.png")
     (folder / "circle").symlink_to(folder, target_is_directory=True)
     (folder / "linked.png").symlink_to(folder / "z.png")
     expected = ["linked.png", "sub_2/a.png", "sub_2/deep/b.tif", "sub_10/a.png", "z.png"]
     assert names_below(folder, recursive=True) == expected
+    assert {item.root for item in named(folder, recursive=True)} == {str(folder)}
 
 
 def test_pictures_that_recursive_would_add_are_counted(tmp_path: Path) -> None:

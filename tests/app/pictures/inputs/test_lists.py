@@ -48,12 +48,6 @@ def test_a_list_without_names_is_an_error(tmp_path: Path, content: bytes) -> Non
     assert "which has none" in message(item)
 
 
-def test_names_may_be_spelt_as_on_windows(tmp_path: Path) -> None:
-    fill(tmp_path, "sub/a.png", "sub\\b.png")
-    items = listed(tmp_path, f"{tmp_path}\\sub\\a.png\r\n{tmp_path}/sub\\b.png\r\n".encode("utf-16"))
-    assert [os.path.relpath(item.label, tmp_path) for item in items] == ["sub/a.png", "sub\\b.png"]
-
-
 @pytest.mark.parametrize(
     ("name", "right"),
     [
@@ -62,6 +56,7 @@ def test_names_may_be_spelt_as_on_windows(tmp_path: Path) -> None:
         ("two", "two"),  # of two pictures, neither is chosen
         ("one.pdf", "one.pdf"),
         ("sub\\e%CC%81", "sub/\u00e9.png"),  # all spellings at once
+        ("sub\\b.png", "sub\\b.png"),  # as it stands
         ("s3:\\a", "s3:/a.png"),
         ("s3://a", "s3://a"),
         ("sub/e\u0301.png", "sub/\u00e9.png"),  # as macOS writes it
@@ -77,18 +72,8 @@ def test_a_name_may_lack_the_suffix_of_the_only_picture(
     name: str, right: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(tmp_path, "one.png", "Photo 10.15.JPG", "two.png", "two.jpg", "one.pdf.png", "sub/\u00e9.png", "s3:/a.png")
-    fill(
-        tmp_path,
-        "sub/o\u0308.png",
-        "img.jpg",
-        "IMG.png",
-        "both.png",
-        "BOTH.PNG",
-        "Dir.png",
-        "DIR/x.png",
-        "A%20B.png",
-        "a b.png",
-    )
+    fill(tmp_path, "sub/o\u0308.png", "img.jpg", "IMG.png", "both.png", "BOTH.PNG", "Dir.png", "DIR/x.png")
+    fill(tmp_path, "A%20B.png", "a b.png", "sub\\b.png")
     assert spelt_path(name, root=str(tmp_path)).removeprefix(f"{tmp_path}/") == right
     monkeypatch.chdir(tmp_path)
     assert spelt_path(name, root="") == right
@@ -97,9 +82,8 @@ def test_a_name_may_lack_the_suffix_of_the_only_picture(
 def test_a_picture_without_suffix_is_not_looked_for_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "images/1.png", "more/1.png")
     looked, lexists = list[str](), os.path.lexists
-    monkeypatch.setattr(
-        os.path, "lexists", lambda path: looked.append(os.path.relpath(path, tmp_path)) or lexists(path)
-    )
+    noting = lambda path: looked.append(os.path.relpath(path, tmp_path)) or lexists(path)  # noqa: E731 - an argument
+    monkeypatch.setattr(os.path, "lexists", noting)
 
     assert find_picture("1", "none", "images", "more", folders=[str(tmp_path)]) == str(tmp_path / "images" / "1.png")
     assert looked[:2] == ["none/1", "images/1"]
@@ -165,10 +149,7 @@ def test_a_null_character_after_a_line_end_makes_both_parts_of_one_name(tmp_path
     assert [item.source for item in listed(tmp_path, b"two\nlines.jpg\0")] == ["two\nlines.jpg"]  # like find -print0
 
 
-PICTURES = (b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
-
-
-@pytest.mark.parametrize("content", PICTURES, ids=["JPEG", "PNG"])
+@pytest.mark.parametrize("content", [b"\xff\xd8\xff\xe0\0\x10JFIF\0\n", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"])
 def test_a_list_that_is_something_else_is_refused(
     drip: Callable[[bytes], list[PictureInput]], tmp_path: Path, content: bytes
 ) -> None:

@@ -93,11 +93,9 @@ def to_all(reader: IsolatedReader, number: signal.Signals) -> Callable[[str], bo
     ids=lambda source: type(source).__name__,
 )
 def test_a_picture_is_read_as_it_is_here(shared: IsolatedReader, source: object) -> None:
-    assert is_same(shared.read(source), read_here(source))  # type: ignore[arg-type]
-    by_name, here = (
-        reader.read(b"no picture", name="upload 1") for reader in (shared, PictureReader(ReadingSpec(), pixels=PIXELS))
-    )
-    assert by_name.error == here.error
+    for name in (None, "upload 1"):
+        here = PictureReader(ReadingSpec(), pixels=PIXELS).read(source, name=name)  # type: ignore[arg-type]
+        assert is_same(shared.read(source, name=name), here)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("source", [str(PICTURES[0]), PICTURES[0].read_bytes()], ids=["path", "bytes"])
@@ -302,11 +300,7 @@ def test_a_picture_whose_process_is_killed_each_time_has_an_error(
 
     assert (crashed.error.code, "SIGKILL" in crashed.error.message, len(killed)) == ("crashed", True, 2)
     assert is_same(alone.read(PICTURES[1]), read_here(PICTURES[1]))
-
-
-def test_a_process_that_ends_while_it_has_nothing_to_do_is_no_picture_s_fault(alone: IsolatedReader) -> None:
-    alone.read(PICTURES[0])
-    to_all(alone, signal.SIGKILL)("")
+    to_all(alone, signal.SIGKILL)("")  # while it has nothing to do, which is no picture's fault
     assert is_same(alone.read(PICTURES[1]), read_here(PICTURES[1]))
 
 
@@ -326,7 +320,7 @@ def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fi
 def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
     alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch, behaviour: str, said: str
 ) -> None:
-    monkeypatch.setattr("llama_adapter.app.pictures.reading.process.ENTRY", entry(behaviour))
+    monkeypatch.setattr(process, "ENTRY", entry(behaviour))
     reading = alone.read(PICTURES[0])
 
     assert reading.error.code == "crashed"
@@ -336,7 +330,7 @@ def test_a_process_that_was_taken_over_or_has_a_fault_costs_its_picture(
 def test_a_decoder_that_writes_much_is_not_held_up_by_it_and_not_shown(
     alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("llama_adapter.app.pictures.reading.process.ENTRY", entry("writes_a_lot"))
+    monkeypatch.setattr(process, "ENTRY", entry("writes_a_lot"))
     assert all(alone.read(PICTURES[0]).error is None for _ in range(3))
     alone.close()
     assert capfd.readouterr() == ("", "")
@@ -345,7 +339,7 @@ def test_a_decoder_that_writes_much_is_not_held_up_by_it_and_not_shown(
 def test_processes_that_cannot_start_are_an_error_that_says_what_they_said(
     alone: IsolatedReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llama_adapter.app.pictures.reading.process.ENTRY", entry("ends_at_once"))
+    monkeypatch.setattr(process, "ENTRY", entry("ends_at_once"))
     monkeypatch.setattr("llama_adapter.app.pictures.reading.process_pool.START_PAUSE_S", 0.0)
     with pytest.raises(ReadingProcessError, match="no luck today"):
         alone.read(PICTURES[0])
@@ -399,35 +393,34 @@ def test_closing_ends_a_reading_under_way(alone: IsolatedReader) -> None:
     assert alone.process_ids == ()
 
 
+def is_true_in_a_fork(check: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends a child that waits for a lock
+        try:
+            os._exit(0 if check() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_process_that_is_forked_off_reads_by_processes_of_its_own(shared: IsolatedReader) -> None:
     expected = read_here(PICTURES[1])
     before = set(shared.process_ids)
-    child = os.fork()
-    if not child:
-        try:
-            is_right = is_same(shared.read(PICTURES[1]), expected) and not before & set(shared.process_ids)
-            shared.close()
-            os._exit(0 if is_right else 1)
-        finally:
-            os._exit(2)
-    _, status = os.waitpid(child, 0)
 
-    assert os.waitstatus_to_exitcode(status) == 0
+    def reads_by_others() -> bool:
+        is_right = is_same(shared.read(PICTURES[1]), expected) and not before & set(shared.process_ids)
+        shared.close()
+        return is_right
+
+    assert is_true_in_a_fork(reads_by_others)
     assert is_same(shared.read(PICTURES[1]), expected)
     assert set(shared.process_ids) == before
 
 
 def test_a_process_that_is_forked_off_during_a_reading_reads_given_images() -> None:
     with _DECODING:
-        child = os.fork()
-        if not child:
-            signal.alarm(60)  # ends a child that waits for the lock
-            try:
-                os._exit(0 if read_here(Image.new("RGB", (8, 8))).error is None else 1)
-            finally:
-                os._exit(2)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+        assert is_true_in_a_fork(lambda: read_here(Image.new("RGB", (8, 8))).error is None)
 
 
 PARENT = """
@@ -452,13 +445,8 @@ for _ in range(2):
 
 
 def test_no_process_outlives_a_parent_that_is_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(PICTURES[0])],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as parent:
+    command, pipe = [sys.executable, "-c", PARENT, str(PICTURES[0])], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as parent:
         watched = [os.pidfd_open(int(number)) for number in parent.stdout.readline().split()]
         parent.kill()
     try:

@@ -52,10 +52,9 @@ def test_items_that_are_not_shareable_are_read_in_the_callers_thread(may_wait: b
     def read(number: int) -> tuple[int, threading.Thread]:
         return number, threading.current_thread()
 
-    with Prefetcher(
-        iter(range(6)), read, ahead=6, shareable=lambda number: number % 2 == 0, may_wait=may_wait
-    ) as reader:
-        taken: list[tuple[int, threading.Thread]] = []
+    taken: list[tuple[int, threading.Thread]] = []
+    even: Callable[[int], bool] = lambda number: number % 2 == 0  # noqa: E731 - an argument
+    with Prefetcher(iter(range(6)), read, ahead=6, shareable=even, may_wait=may_wait) as reader:
         drain(reader, taken)
     assert sorted(number for number, _ in taken) == list(range(6))
     assert all((thread is threading.current_thread()) == (number % 2 == 1) for number, thread in taken)
@@ -123,11 +122,10 @@ def test_items_that_hold_many_bytes_are_not_drawn_far_ahead() -> None:
 
 
 def test_a_stopped_reader_does_not_wait_for_readings_that_hang() -> None:
-    may_end, stopped = threading.Event(), threading.Event()
+    (wait, may_end), stopped = held(0), threading.Event()
 
     def read(number: int) -> int:
-        if number == 0:
-            assert may_end.wait(60)
+        wait(number)
         stopped.set()
         return number
 
@@ -239,16 +237,14 @@ def test_what_was_drawn_comes_while_the_source_is_waited_for(slow: SlowSource, m
 
 def test_a_source_that_is_drawn_apart_keeps_its_order_and_bounds(slow: SlowSource) -> None:
     slow.give(40, 40, 40, 500, 1, 1, None)
-    reader = Prefetcher(
-        slow(), lambda size: size, ahead=100, num_bytes=lambda size: size, ahead_bytes=100, num_threads=1, may_wait=True
-    )
-    taken = reader.take(1)
-    while not reader.is_exhausted:
-        drawn = list(slow.drawn)
-        assert sum(drawn) - sum(taken) < 100 + drawn[-1]  # the last one may exceed the limit
-        taken += reader.take(1)
+    bounds: Any = {"ahead": 100, "num_bytes": lambda size: size, "ahead_bytes": 100}
+    with Prefetcher(slow(), lambda size: size, num_threads=1, may_wait=True, **bounds) as reader:
+        taken = reader.take(1)
+        while not reader.is_exhausted:
+            drawn = list(slow.drawn)
+            assert sum(drawn) - sum(taken) < 100 + drawn[-1]  # the last one may exceed the limit
+            taken += reader.take(1)
     assert taken == slow.drawn == [40, 40, 40, 500, 1, 1]
-    reader.close()
 
 
 def test_no_more_are_drawn_apart_than_are_to_be_read_ahead(slow: SlowSource) -> None:
