@@ -1,6 +1,7 @@
 """Tokens that are read one step late give the same answers as tokens read at once, on any schedule."""
 
 import functools
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Output, ScoreRequest
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.runners.eager import EagerRunner
@@ -28,11 +29,11 @@ from tests.llm.toys import (
     NATIVE,
     SMALL,
     WHOLE_CONTEXT,
+    Alternating,
     QueuedBackend,
     answer,
-    answers,
-    drain,
     eager_config,
+    resume,
     toy_decoder,
     toy_engine,
     toy_prompts,
@@ -74,12 +75,14 @@ class RecordingBackend(QueuedBackend):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Requests, and the step before which each request is submitted or cancelled."""
+    """Requests, and the steps before which each is submitted or cancelled, and all slots are cleared."""
 
-    requests: tuple[tuple[int, tuple[int, ...], SamplingParams, tuple[tuple[int, ...], ...]], ...]
+    requests: tuple[tuple[int, tuple[int, ...], SamplingParams, tuple[tuple[int, ...], ...], bool], ...]
     cancelled: dict[int, int]
+    resets: dict[int, int]  # steps, and the limit of rows from there on
     num_slots: int
     max_prefill_tokens: int
+    cache: dict[str, int]
     shapes: Shapes
     with_harm: bool
 
@@ -98,22 +101,27 @@ def schedule_of(draw: random.Random) -> Schedule:
             draw.choice(prompts),
             SamplingParams(
                 max_new_tokens=draw.randint(0, 30),  # often more than the remaining context
-                temperature=draw.choice([0.0, 2.0]),
-                top_p=1.0,
+                temperature=draw.choice([0.0, 0.7, 2.0]),
+                top_p=draw.choice([1.0, 0.9]),
                 top_k=draw.choice([0, 5]),
+                min_p=draw.choice([0.0, 0.1]),
                 seed=draw.randint(0, 9),
                 repetition_penalty=draw.choice([1.0, 1.0, 0.5, 1.5, 50.0]),
+                presence_penalty=draw.choice([0.0, 0.0, 1.0]),
                 frequency_penalty=draw.choice([0.0, 0.0, 2.0, -0.5]),
             ),
             draw.choice([(), (), (), (), (), ((16,), (17, 18))]),
+            draw.random() < 0.3,  # only even and odd ids in turn
         )
         for _ in range(draw.randint(1, 12))
     ]
     return Schedule(
         requests=tuple(requests),
         cancelled={draw.randrange(len(requests)): draw.randint(1, 20) for _ in range(draw.randint(0, 3))},
+        resets={draw.randint(1, 20): draw.randint(1, 5) for _ in range(draw.choice([0, 0, 1, 3]))},
         num_slots=draw.randint(1, 5),
         max_prefill_tokens=draw.choice([30, 8192]),
+        cache=draw.choice([{}, {}, {"block": 8, "spare_blocks": 2}]),  # one row can fill it beside rows of one block
         shapes=draw.choice([EXACT, STEPPED, BUCKETED, WHOLE_CONTEXT, WHOLE_CONTEXT]),
         with_harm=with_harm,
     )
@@ -130,26 +138,35 @@ def small_decoder(*, with_harm: bool, config: DecoderConfig = SMALL) -> LlamaAda
 def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Output]]:
     """The events of each request, by the kernels or by plain torch; log-probabilities only by the kernels."""
     config = NATIVE_SMALL if kind == "kernels" else SMALL
-    decoder, most = small_decoder(with_harm=schedule.with_harm, config=config), schedule.max_prefill_tokens
+    decoder = small_decoder(with_harm=schedule.with_harm, config=config)
+    options: dict[str, Any] = {"max_prefill_tokens": schedule.max_prefill_tokens, **schedule.cache}
     if kind == "kernels":
-        runner = open_native(config, decoder.state_dict(), num_slots=num_slots, max_prefill_tokens=most)
-        engine = Engine(runner, eos_id=EOS_ID)
+        engine = Engine(open_native(config, decoder.state_dict(), num_slots=num_slots, **options), eos_id=EOS_ID)
     else:
-        how: Any = {"backend": BACKENDS[kind], "shapes": schedule.shapes, "max_prefill_tokens": most}
-        engine = toy_engine(decoder, num_slots=num_slots, **how)
+        options |= {"backend": BACKENDS[kind], "shapes": schedule.shapes}
+        engine = toy_engine(decoder, num_slots=num_slots, **options)
     prefixes = engine.project_prefix(toy_visual_queries(len(schedule.requests), config=config))
+    submitted: list[Request] = []
     events: dict[int, list[Output]] = {}
     number = 0
     while number <= 20 or engine.num_unfinished:
-        for index, (arrival, prompt, sampling, continuations) in enumerate(schedule.requests):
-            common: dict[str, Any] = {"id": index, "prompt_ids": prompt, "prefix": prefixes[index]}
-            if arrival == number and continuations:
-                engine.submit(ScoreRequest(**common, continuations=continuations))
-            elif arrival == number:
-                engine.submit(GenerateRequest(**common, sampling=sampling, with_logprobs=kind == "kernels"))
+        if number in schedule.resets:
+            engine.reset()
+            engine.limit_rows(min(schedule.resets[number], num_slots))
+            resume(engine, submitted, itertools.chain(*events.values()))
+        for index, (arrival, prompt, sampling, continuations, constrained) in enumerate(schedule.requests):
+            if arrival == number:
+                common: dict[str, Any] = {"id": index, "prompt_ids": prompt, "prefix": prefixes[index]}
+                if continuations:
+                    submitted.append(ScoreRequest(**common, continuations=continuations))
+                else:
+                    common["constraint"] = Alternating() if constrained else None
+                    submitted.append(GenerateRequest(**common, sampling=sampling, with_logprobs=kind == "kernels"))
+                engine.submit(submitted[-1])
         for index, moment in schedule.cancelled.items():
             if moment == number:
                 engine.cancel(index)
+                submitted = [request for request in submitted if request.id != index]
         for output in engine.step():
             kept = output if kind == "kernels" and output.finish != "not_finite" else replace(output, logprobs=())
             events.setdefault(output.request_id, []).append(kept)
@@ -157,14 +174,14 @@ def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Out
     return events
 
 
-@pytest.mark.parametrize("kind", [*(pytest.param(name, marks=pytest.mark.slow) for name in BACKENDS), "kernels"])
+@pytest.mark.parametrize("kind", [pytest.param("at once", marks=pytest.mark.slow), "queued", "kernels"])
 @given(seed=st.integers(0, 2**32))
 @hypothesis_settings(max_examples=20, deadline=None)
 @pytest.mark.proves("asynchronous read-back", "CUDA", "NPU")
 @pytest.mark.proves("continuous batching", "CPU", "CUDA")
 def test_answers_do_not_depend_on_schedule_shapes_late_reading_or_mixed_steps(kind: str, seed: int) -> None:
     schedule = schedule_of(random.Random(seed))
-    by_one = replace(schedule, cancelled={}, shapes=EXACT)
+    by_one = replace(schedule, cancelled={}, resets={}, cache={}, shapes=EXACT)
     alone = play(by_one, "kernels" if kind == "kernels" else "at once", num_slots=1)
 
     together = play(schedule, kind, num_slots=schedule.num_slots)
@@ -172,6 +189,8 @@ def test_answers_do_not_depend_on_schedule_shapes_late_reading_or_mixed_steps(ki
     for index, found in together.items():
         assert found == alone[index][: len(found)]
         assert len(found) == len(alone[index]) or index in schedule.cancelled
+        ids = [output.token_id for output in found if output.token_id is not None]
+        assert not schedule.requests[index][-1] or [token % 2 for token in ids] == ([0, 1] * len(ids))[: len(ids)]
     assert together.keys() >= alone.keys() - schedule.cancelled.keys()
 
 
@@ -181,111 +200,16 @@ def small_requests(prompts: list[tuple[int, ...]], *, max_new_tokens: list[int])
     return toy_requests(engine, prompts, sampling=sampling, config=SMALL)
 
 
-def whole_context_engine(decoder: LlamaAdapterDecoder, *, num_slots: int, eos_id: int = NEVER) -> Engine:
-    return toy_engine(decoder, num_slots=num_slots, eos_id=eos_id, backend=QueuedBackend(), shapes=WHOLE_CONTEXT)
-
-
-def alone(decoder: LlamaAdapterDecoder, request: GenerateRequest) -> list[int]:
-    return answer(toy_engine(decoder, num_slots=1, eos_id=NEVER), [request])[request.id][0]
-
-
-def test_overflow_in_a_surplus_step_does_not_reach_the_next_row() -> None:
-    decoder = toy_decoder(SMALL)
-    prompts: list[tuple[int, ...]] = [(6, 7, 8, 9), (6,)]
-    first, second = small_requests(prompts, max_new_tokens=[9, 9])
-    end_id = alone(decoder, first)[2]
-    expected = alone(decoder, second)
-    assert end_id not in (*expected, *prompts[1])
-    decoder.embedding.weight[end_id] = float("inf")
-
-    given = answer(whole_context_engine(decoder, num_slots=1, eos_id=end_id), [first, second])
-
-    assert given[1] == (expected, "length")
-
-
-def test_moved_row_that_is_not_finite_leaves_its_old_slot_clean() -> None:
-    decoder = toy_decoder(SMALL)
-    prompts: list[tuple[int, ...]] = [(14, 24), (14, 12), (22, 15, 25, 12, 10, 27), (36,), (12,)]
-    requests = small_requests(prompts, max_new_tokens=[12, 3, 9, 8, 8])
-    harmful_id = alone(decoder, requests[2])[2]
-    expected = [alone(decoder, request) for request in requests]
-    assert all(harmful_id not in (*prompts[index], *expected[index]) for index in (0, 1, 3, 4))
-    decoder.embedding.weight[harmful_id] = float("inf")
-    engine = whole_context_engine(decoder, num_slots=4)
-    for request in requests[:3]:
-        engine.submit(request)
-    outputs: list[Output] = []
-    while not any(output.finish for output in outputs):  # the second ends; the third moves before its step is read
-        outputs += engine.step()
-    for request in requests[3:]:
-        engine.submit(request)
-    given = answers(outputs + drain(engine))
-
-    assert given[2] == (expected[2][:3], "not_finite")
-    assert [given[index][0] for index in (0, 1, 3, 4)] == [expected[index] for index in (0, 1, 3, 4)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
-@pytest.mark.parametrize(
-    ("prompts", "num_slots"),
-    [
-        ([(6,), (7, 8), (9, HARMFUL_IDS[0]), (10, 11), (HARMFUL_IDS[1], 12)] * 2, 5),
-        ([(9, HARMFUL_IDS[0], *range(10, 18)), (6,)], 1),  # a shorter row follows, and overwrites only a part
-    ],
-    ids=["many rows", "one slot"],
-)
-def test_rows_that_end_not_finite_leave_their_slots_clean(
-    prompts: list[tuple[int, ...]], num_slots: int, backend: CpuBackend
-) -> None:
-    decoder = small_decoder(with_harm=True)
-    requests = small_requests(prompts, max_new_tokens=[8] * len(prompts))
-    engine = toy_engine(decoder, num_slots=num_slots, eos_id=NEVER, backend=backend, shapes=WHOLE_CONTEXT)
-
-    given = answer(engine, requests)
-
-    assert [given[request.id][0] for request in requests] == [alone(decoder, request) for request in requests]
-    harmed = [index for index, prompt in enumerate(prompts) if {*prompt} & {*HARMFUL_IDS}]
-    assert {given[index][1] for index in harmed} == {"not_finite"}
-
-
-def test_row_cancelled_before_reading_leaves_its_slot_clean_and_its_id_free() -> None:
-    decoder = small_decoder(with_harm=True)
-    first, second = small_requests([(6, 7, 8, HARMFUL_IDS[0], 9, 10), (6,)], max_new_tokens=[9, 9])
-    expected = alone(decoder, second)
-    engine = whole_context_engine(decoder, num_slots=1)
-    engine.submit(first)
-    engine.step()
-    engine.cancel(first.id)
-
-    assert answer(engine, [replace(second, id=first.id)]) == {first.id: (expected, "length")}
-
-
 def test_engine_ignores_the_unread_step_of_an_earlier_engine() -> None:
     decoder = toy_decoder(SMALL)
     first, second = small_requests([(6, 7), (8,)], max_new_tokens=[9, 9])
-    abandoned = whole_context_engine(decoder, num_slots=1)
+    abandoned = toy_engine(decoder, num_slots=1, eos_id=NEVER, backend=QueuedBackend(), shapes=WHOLE_CONTEXT)
     abandoned.submit(first)
     abandoned.step()
 
     given = answer(Engine(abandoned._runner, eos_id=NEVER), [second])
 
-    assert given[second.id][0] == alone(decoder, second)
-
-
-def test_scores_and_steps_do_not_wait_for_each_other() -> None:
-    results = []
-    for backend in BACKENDS.values():
-        engine = toy_engine(toy_decoder(), num_slots=2, backend=backend)
-        for index, prefix in enumerate(engine.project_prefix(toy_visual_queries(6))):
-            common: dict[str, Any] = {"id": index, "prompt_ids": (1, 8, 9), "prefix": prefix}
-            if index % 2:
-                engine.submit(ScoreRequest(**common, continuations=((5,), (6, 7))))
-            else:
-                engine.submit(GenerateRequest(**common, sampling=SamplingParams(max_new_tokens=5)))
-        outputs = drain(engine)
-        results.append((answers(outputs), {output.request_id: output.logprobs for output in outputs}))
-    assert results[0] == results[1]
-    assert [results[0][0][index][1] for index in range(6)] == ["length", "scored"] * 3
+    assert given == answer(toy_engine(decoder, num_slots=1, eos_id=NEVER), [second])
 
 
 def recording_runner(decoder: LlamaAdapterDecoder, *, num_slots: int) -> tuple[GraphRunner, RecordingBackend]:

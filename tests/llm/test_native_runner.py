@@ -11,6 +11,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.requests import Output
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
@@ -25,11 +28,16 @@ from tests.bounds import difference
 from tests.llm.toys import NATIVE as CONFIG
 from tests.llm.toys import (
     NEEDS_KERNELS,
+    answer,
+    answers,
+    drain,
     open_runner,
+    resume,
     rounding,
     toy_decoder,
     toy_past,
     toy_prompts,
+    toy_requests,
     toy_visual_queries,
 )
 
@@ -107,20 +115,25 @@ def prefixes(runner: EagerRunner | KernelRunner, count: int) -> list[Prefix]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.proves("fused operators or kernels", "CPU")
 @pytest.mark.proves("fused decode steps of other bases than LLaMA", "CPU")
-def test_prefill_and_steps_give_the_plain_decoders_logits(config: DecoderConfig, dtype: torch.dtype) -> None:
-    ours, plain = runners(config, dtype=dtype)
-    prompts = toy_prompts(4, longest=20)
-    positions = [len(prompt) for prompt in prompts]
-    limit = rounding(config, dtype=dtype)
+def test_prefill_steps_and_scores_are_the_plain_decoders(config: DecoderConfig, dtype: torch.dtype) -> None:
+    prompts, limit = toy_prompts(4, longest=20), rounding(config, dtype=dtype)
+    continuations = ((3, 4, 5), (6,), (7, 8), (3, 4), (9,))
+    asked = [continuations[: 2 + index] for index in range(4)]
+    # Windows count positions of the past too.
+    for num_past in (0, 4) if config.layer_windows and dtype == torch.float32 else (0,):
+        both = runners(config, dtype=dtype, past=toy_past(config, num_past))
+        pictures = [prefixes(runner, 4) for runner in both]
 
-    made = [runner.prefill(prompts, prefixes(runner, 4), first_slot=0) for runner in (ours, plain)]
-    for _ in range(6):
-        logits = [torch.as_tensor(one.logits_RV) for one in made]
-        assert difference(*logits) <= limit
-        tokens = logits[1].argmax(-1).tolist()
-        made = [runner.decode(tokens, positions) for runner in (ours, plain)]
-        positions = [position + 1 for position in positions]
-    assert difference(*(torch.as_tensor(one.logits_RV) for one in made)) <= limit
+        plans = [ScorePlan(range(4), prompts, asked, shown) for shown in pictures]
+        scored = [runner.score(plan) for runner, plan in zip(both, plans, strict=True)]
+        for scores in zip(*scored, strict=True):
+            assert difference(*map(torch.tensor, scores)) <= 2 * 3 * limit  # of up to three tokens
+        made = [runner.prefill(prompts, shown, first_slot=0) for runner, shown in zip(both, pictures, strict=True)]
+        for step in range(7):
+            logits = [torch.as_tensor(one.logits_RV) for one in made]
+            assert difference(*logits) <= limit
+            tokens, positions = logits[1].argmax(-1).tolist(), [len(prompt) + step for prompt in prompts]
+            made = [runner.decode(tokens, positions) for runner in both]
 
 
 @pytest.mark.parametrize("name", ["heads of 32", "groups of 7, heads of 80", "Gemma 2", "Gemma 3"])
@@ -160,49 +173,6 @@ def test_pictures_that_are_asked_the_same_answer_as_each_alone(config: DecoderCo
         assert np.array_equal(np.concatenate(alone), np.stack(together)[:, row])
         asked = ScorePlan([0], [prompt], [((3, 4), (5,))], [pictures[row]])
         assert ours.score(asked) == [scores[row]]
-
-
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_continuations_are_scored_as_by_the_plain_decoder(config: DecoderConfig) -> None:
-    ours, plain = runners(config)
-    continuations = ((3, 4, 5), (6,), (7, 8), (3, 4))
-    asked = [continuations[: 2 + index] for index in range(3)]
-    scored = [runner.score(ScorePlan(range(3), toy_prompts(3), asked, prefixes(runner, 3))) for runner in (ours, plain)]
-
-    for scores in zip(*scored, strict=True):
-        assert difference(*map(torch.tensor, scores)) <= 2 * 3 * rounding(config)  # of up to three tokens
-
-
-@pytest.mark.parametrize("name", ["Gemma 2", "Phi 3"])
-def test_windows_count_positions_of_the_past_too(name: str) -> None:
-    config = CONFIGS[name]
-    prompts, both = toy_prompts(3, longest=12), runners(config, past=toy_past(config, 4))
-    results = []
-    for runner in both:
-        pictures = prefixes(runner, 3)
-        plan = ScorePlan(range(3), prompts, [((3, 4, 5), (6, 7))] * 3, pictures)
-        parts = [torch.as_tensor(runner.prefill(prompts, pictures, first_slot=0).logits_RV)]
-        for step in range(3):
-            made = runner.decode([5, 6, 7], [len(prompt) + step for prompt in prompts])
-            parts.append(torch.as_tensor(made.logits_RV).clone())
-        results.append((torch.cat(parts), torch.tensor(runner.score(plan))))
-
-    (ours, our_scores), (plain, plain_scores) = results
-    assert difference(ours, plain) <= rounding(config)
-    assert difference(our_scores, plain_scores) <= 2 * 3 * rounding(config)  # of up to three tokens
-
-
-def test_scoring_leaves_running_rows_alone() -> None:
-    ours, _ = runners()
-    prompts, pictures = toy_prompts(2), prefixes(ours, 2)
-    ours.prefill(prompts, pictures, first_slot=0)
-    positions = [len(prompt) for prompt in prompts]
-    expected = ours.decode([5, 6], positions).logits_RV.copy()
-
-    ours.prefill(prompts, pictures, first_slot=0)
-    ours.score(ScorePlan([0], prompts[1:], [((3,), (4, 5))], pictures[:1]))
-
-    assert np.array_equal(ours.decode([5, 6], positions).logits_RV.copy(), expected)
 
 
 def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,3 +352,80 @@ def test_prefixes_are_those_of_the_adapters_module(config: DecoderConfig, dtype:
     for ours, plain in zip(*(prefixes(runner, 3) for runner in runners(config, dtype=dtype)), strict=True):
         for made, wanted in zip(ours, plain, strict=True):
             torch.testing.assert_close(torch.from_numpy(made), wanted.float(), rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("are_equal", [True, False], ids=["equal prompts", "different prompts"])
+def test_a_mixed_step_gives_the_logits_of_its_parts(
+    are_equal: bool, dtype: torch.dtype, config: DecoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = runners(config, dtype=dtype)
+    prompts, pictures = toy_prompts(6, longest=20), prefixes(ours, 6)
+    running, admitted = prompts[:3], [prompts[3]] * 3 if are_equal else prompts[3:]
+    first = PrefillPlan(range(3), running, pictures[:3], [None] * 3, first_slot=0)
+    step = DecodePlan(range(3), [len(prompt) for prompt in running], [None] * 3)
+    prefill = PrefillPlan(range(3, 6), admitted, pictures[3:], [None] * 3, first_slot=3)
+    positions = [len(prompt) + 1 for prompt in running] + [len(prompt) for prompt in admitted]
+
+    newest: Any = ours.run(first)
+    expected = [
+        ours.decode(newest.token_ids, step.positions).logits_RV.copy(),
+        ours.prefill(admitted, pictures[3:], first_slot=3).logits_RV,
+        ours.decode([5] * 6, positions).logits_RV.copy(),
+    ]
+    for most_tokens in (2048, 10):  # in one portion, and in several
+        monkeypatch.setattr("llama_adapter.llm.runners.ragged.MAX_TOKENS", most_tokens)
+        ours.reset()
+        ours.run(first)
+        given = [ours.predict(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.copy()]
+        assert np.array_equal(np.concatenate(given), np.concatenate(expected))
+
+
+# A decode step in the program of a prefill
+
+
+class Watched(KernelRunner):
+    """Records the plans that it runs, and fails in one mixed plan after computing it."""
+
+    plans: list[Any]
+    fails_at: int | None
+
+    def run(self, plan: Any) -> Any:
+        self.plans.append(plan)
+        result = super().run(plan)
+        if self.fails_at is not None and sum(isinstance(one, MixedPlan) for one in self.plans) == self.fails_at:
+            self.fails_at = None
+            raise MemoryError
+        return result
+
+
+@pytest.mark.parametrize("fails_at", [None, 2])
+def test_running_rows_go_on_while_new_ones_are_admitted(fails_at: int | None) -> None:
+    runner: Any = open_native(CONFIG, toy_decoder(CONFIG).state_dict(), num_slots=3)
+    sampling = [SamplingParams(max_new_tokens=3 + 2 * index, temperature=0.5, seed=index) for index in range(6)]
+    expected = {}
+    requests = toy_requests(Engine(runner, eos_id=-7), toy_prompts(6), sampling=sampling, config=CONFIG)
+    for request in requests:
+        expected |= answer(Engine(runner, eos_id=-7), [request])
+    runner.__class__, runner.plans, runner.fails_at = Watched, [], fails_at
+    engine = Engine(runner, eos_id=-7)
+    for request in requests:
+        engine.submit(request)
+
+    outputs: list[Output] = []
+    try:
+        while engine.num_unfinished:
+            outputs += engine.step()
+    except MemoryError:
+        engine.reset()
+        engine.limit_rows(2)
+        resume(engine, requests, outputs)
+        outputs += drain(engine)
+
+    assert answers(outputs) == expected
+    mixed = [plan for plan in runner.plans if isinstance(plan, MixedPlan)]
+    assert len(mixed) >= 3
+    assert all(len(plan.decode.rows) == plan.prefill.first_slot > 0 for plan in mixed)
+    assert sum(isinstance(plan, PrefillPlan) for plan in runner.plans) == (1 if fails_at is None else 2)
+    assert max(len(plan.rows) for plan in runner.plans) == 3
