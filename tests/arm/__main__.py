@@ -29,7 +29,7 @@ QUICK_KERNELS = (
     LINEAR,
     *(
         f"{DECODER}::test_prefill_steps_and_scores_are_the_plain_decoders[torch.float32-{config}]"
-        for config in ("heads of 64", "Gemma 2")
+        for config in ("heads of 64", "gemma")
     ),
     f"{DECODER}::test_prefill_equals_single_steps_bitwise",
     f"{DECODER}::test_weights_of_few_bits_run_in_kernels_or_are_dequantised",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -19,7 +18,6 @@ from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED, Shapes
 from llama_adapter.runtime.devices import CpuBackend
@@ -36,6 +34,7 @@ from tests.llm.toys import (
     resume,
     toy_decoder,
     toy_engine,
+    toy_past,
     toy_prompts,
     toy_requests,
     toy_visual_queries,
@@ -82,6 +81,7 @@ class Schedule:
     resets: dict[int, int]  # steps, and the limit of rows from there on
     num_slots: int
     max_prefill_tokens: int
+    num_past: int
     cache: dict[str, int]
     shapes: Shapes
     with_harm: bool
@@ -89,10 +89,10 @@ class Schedule:
 
 def schedule_of(draw: random.Random) -> Schedule:
     """A busy random schedule: slots are reused while steps are unread, and rows end in every possible way."""
-    with_harm = draw.random() < 0.6
+    with_harm, num_past = draw.random() < 0.6, draw.choice([0, 0, 3])
     least_id = min(HARMFUL_IDS) if with_harm and draw.random() < 0.3 else max(HARMFUL_IDS) + 1
     prompts = [  # few, so that some are equal and share the part that does not depend on the picture
-        tuple(draw.randrange(least_id, SMALL.vocab_size) for _ in range(draw.randint(1, 22)))
+        tuple(draw.randrange(least_id, SMALL.vocab_size) for _ in range(draw.randint(1, 22 - num_past)))
         for _ in range(draw.randint(1, 5))
     ]
     requests = [
@@ -121,6 +121,7 @@ def schedule_of(draw: random.Random) -> Schedule:
         resets={draw.randint(1, 20): draw.randint(1, 5) for _ in range(draw.choice([0, 0, 1, 3]))},
         num_slots=draw.randint(1, 5),
         max_prefill_tokens=draw.choice([30, 8192]),
+        num_past=num_past,
         cache=draw.choice([{}, {}, {"block": 8, "spare_blocks": 2}]),  # one row can fill it beside rows of one block
         shapes=draw.choice([EXACT, STEPPED, BUCKETED, WHOLE_CONTEXT, WHOLE_CONTEXT]),
         with_harm=with_harm,
@@ -131,7 +132,7 @@ def schedule_of(draw: random.Random) -> Schedule:
 def small_decoder(*, with_harm: bool, config: DecoderConfig = SMALL) -> LlamaAdapterDecoder:
     decoder = toy_decoder(config)
     if with_harm:
-        decoder.embedding.weight[[*HARMFUL_IDS, EOS_ID]] = float("inf")
+        decoder.embedding.weight[[0, *HARMFUL_IDS, EOS_ID]] = float("inf")
     return decoder
 
 
@@ -140,13 +141,14 @@ def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Out
     config = NATIVE_SMALL if kind == "kernels" else SMALL
     decoder = small_decoder(with_harm=schedule.with_harm, config=config)
     options: dict[str, Any] = {"max_prefill_tokens": schedule.max_prefill_tokens, **schedule.cache}
+    options["past"] = toy_past(config, schedule.num_past)
     if kind == "kernels":
         engine = Engine(open_native(config, decoder.state_dict(), num_slots=num_slots, **options), eos_id=EOS_ID)
     else:
         options |= {"backend": BACKENDS[kind], "shapes": schedule.shapes}
         engine = toy_engine(decoder, num_slots=num_slots, **options)
     prefixes = engine.project_prefix(toy_visual_queries(len(schedule.requests), config=config))
-    submitted: list[Request] = []
+    submitted, gone = list[Request](), set[int]()
     events: dict[int, list[Output]] = {}
     number = 0
     while number <= 20 or engine.num_unfinished:
@@ -166,8 +168,10 @@ def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Out
         for index, moment in schedule.cancelled.items():
             if moment == number:
                 engine.cancel(index)
+                gone |= {index} & {request.id for request in submitted}
                 submitted = [request for request in submitted if request.id != index]
         for output in engine.step():
+            assert output.request_id not in gone
             kept = output if kind == "kernels" and output.finish != "not_finite" else replace(output, logprobs=())
             events.setdefault(output.request_id, []).append(kept)
         number += 1
@@ -227,62 +231,3 @@ def test_the_host_reads_ids_while_the_next_step_runs() -> None:
     # superfluous.
     assert backend.num_ahead == [1] * 9 + [0]
     assert backend.num_launched == 9
-
-
-def test_positions_stay_in_the_context_and_tokens_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed: list[tuple[Any, int]] = []
-    plain = EagerRunner.decode
-
-    def watched(self: EagerRunner, token_ids: Any, positions: Any) -> Any:
-        fed.append((type(token_ids), max(positions)))
-        return plain(self, token_ids, positions)
-
-    monkeypatch.setattr(EagerRunner, "decode", watched)
-    requests = small_requests([tuple([6] * (SMALL.context - 3)), (6,)], max_new_tokens=[SMALL.context] * 2)
-    for backend, kind in ((QueuedBackend(), Tensor), (CpuBackend(), list)):
-        fed.clear()
-        given = answer(toy_engine(toy_decoder(SMALL), num_slots=2, eos_id=NEVER, backend=backend), requests)
-
-        assert [len(given[index][0]) for index in (0, 1)] == [3, SMALL.context - 1]
-        assert max(position for _, position in fed) == SMALL.context - 2  # the last token is chosen, but not fed
-        assert {kind for kind, _ in fed} == {kind}
-
-
-def test_engine_is_idle_after_cancelling_everything() -> None:
-    decoder = toy_decoder()
-    engine = toy_engine(decoder, num_slots=2, backend=QueuedBackend())
-    requests = toy_requests(engine, toy_prompts(3), sampling=[SamplingParams(max_new_tokens=6)] * 3)
-    for request in requests[:2]:
-        engine.submit(request)
-    assert engine.step() == []
-    for request in requests[:2]:
-        engine.cancel(request.id)
-
-    assert engine.num_unfinished == 0
-    assert engine.step() == []
-    assert answer(engine, requests[2:]) == answer(toy_engine(decoder, num_slots=2), requests[2:])
-
-
-@pytest.mark.parametrize("num_slots", [1, 3])
-def test_warm_up_runs_all_needed_steps_and_clears_the_cache(num_slots: int) -> None:
-    decoder = toy_decoder()
-    runner, _ = recording_runner(decoder, num_slots=num_slots)
-    engine = Engine(runner, eos_id=EOS_ID)
-    done = engine.warm_up(prompt_tokens=31, new_tokens=33)
-    ready = set(runner._programs)
-
-    assert done.programs == 2 * len(ready)  # here one prefill for each number of rows, all with one length
-    assert done.seconds > 0
-    assert not torch.cat([runner._cache.k.flatten(), runner._prefix.k.flatten()]).any()
-    sampling = [SamplingParams(max_new_tokens=3 + 5 * index) for index in range(6)]
-    requests = toy_requests(engine, toy_prompts(6, longest=31), sampling=sampling)
-    assert answer(engine, requests) == answer(toy_engine(decoder, num_slots=1), requests)
-    assert set(runner._programs) == ready
-
-
-def test_only_an_idle_engine_is_warmed_up() -> None:
-    engine = toy_engine(toy_decoder(), num_slots=2)
-    (request,) = toy_requests(engine, toy_prompts(1), sampling=[SamplingParams(max_new_tokens=4)])
-    engine.submit(request)
-    with pytest.raises(RuntimeError):
-        engine.warm_up(prompt_tokens=4, new_tokens=4)

@@ -30,6 +30,7 @@ from tests.llm.toys import (
     rounding,
     toy_decoder,
     toy_prompts,
+    toy_requests,
 )
 
 WIDE = replace(CONFIG, context=256)
@@ -168,13 +169,24 @@ def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeyp
         assert cuda.num_captures() == num_captures
 
 
-def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
-    runner = open_runner(CONFIG, backend=HostCuda(), num_slots=9, mode="cuda_graph")
-    done = runner.warm_up(prompt_tokens=20, new_tokens=44)
+@pytest.mark.parametrize("num_slots", [1, 9])
+def test_a_warm_up_records_all_needed_steps_and_clears_the_cache(num_slots: int, cuda: FakeCuda) -> None:
+    runner = open_runner(CONFIG, backend=HostCuda(), num_slots=num_slots, mode="cuda_graph")
+    engine, plain = Engine(runner, eos_id=EOS_ID), Engine(open_runner(CONFIG, num_slots=1), eos_id=EOS_ID)
 
-    assert sorted(runner._programs) == [(rows, 64) for rows in range(1, 10)]
-    assert done.programs == 18
-    assert cuda.num_captures() == 9
+    done = engine.warm_up(prompt_tokens=31, new_tokens=33)
+
+    assert cuda.num_captures() == num_slots
+    assert done.programs == 2 * num_slots  # here one prefill for each number of rows, all with one length
+    assert done.seconds > 0
+    assert not torch.cat([runner._cache.k.flatten(), runner._prefix.k.flatten()]).any()
+    sampling = [SamplingParams(max_new_tokens=3 + 5 * index) for index in range(6)]
+    answered, expected = answers_of_all([engine, plain], toy_prompts(6, longest=31), sampling=sampling)
+    assert answered == expected
+    assert sorted(runner._programs) == [(rows, 64) for rows in range(1, num_slots + 1)]
+    engine.submit(toy_requests(engine, toy_prompts(1), sampling=sampling[:1])[0])
+    with pytest.raises(RuntimeError):
+        engine.warm_up(prompt_tokens=4, new_tokens=4)
 
 
 def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:

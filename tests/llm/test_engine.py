@@ -24,7 +24,6 @@ from tests.llm.toys import (
     Alternating,
     QueuedBackend,
     answer,
-    answers,
     drain,
     eager,
     forward,
@@ -75,38 +74,18 @@ def test_context_lengths_and_known_tokens_bound_the_answer(
     assert (len(ids), finish) == (num_tokens, "length")
 
 
-def test_prompts_beyond_the_context_are_refused() -> None:
+def test_prompts_that_the_model_cannot_answer_are_refused() -> None:
     engine = toy_engine(toy_decoder(), num_slots=1)
     for prompt_length, continuations, num_tokens in ((65, (), 65), (64, ((5, 6, 7),), 66)):
         with pytest.raises(PromptTooLongError) as caught:
             engine.check(tuple([1] * prompt_length), continuations)
         assert (caught.value.num_tokens, caught.value.context) == (num_tokens, 64)
     engine.check(tuple([1] * 64), ((5,), (6,)))
-
-
-@pytest.mark.parametrize(("prompt", "continuations"), [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))])
-def test_ids_outside_the_vocabulary_are_refused(
-    prompt: tuple[int, ...], continuations: tuple[tuple[int, ...], ...]
-) -> None:
-    with pytest.raises(PromptError):
-        toy_engine(toy_decoder(), num_slots=1).check(prompt, continuations)
-
-
-def test_cancelled_requests_free_their_slot() -> None:
-    decoder = toy_decoder()
-    engine = toy_engine(decoder, num_slots=2)
-    requests = toy_requests(engine, PROMPTS[:6], sampling=[SamplingParams(max_new_tokens=12)] * 6)
-    expected = answer(toy_engine(decoder, num_slots=2), requests)
-    for request in requests:
-        engine.submit(request)
-    outputs = engine.step() + engine.step() + engine.step()
-    engine.cancel(0)  # running
-    engine.cancel(5)  # waiting
-    engine.cancel(99)  # unknown
-    later = drain(engine)
-    assert not {output.request_id for output in later} & {0, 5}
-    collected = answers(outputs + later)
-    assert {index: collected[index] for index in (1, 2, 3, 4)} == {index: expected[index] for index in (1, 2, 3, 4)}
+    outside: list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
+    outside = [((), ()), ((1, 300), ()), ((-1,), ()), ((1,), ((5,), ()))]
+    for prompt, continuations in outside:
+        with pytest.raises(PromptError):
+            engine.check(prompt, continuations)
 
 
 def score(
@@ -253,7 +232,7 @@ def test_row_limit_applies_to_new_rows_only(monkeypatch: pytest.MonkeyPatch) -> 
     assert [count for _, count in rows] == [2, 2, 2, 2, 1]
 
 
-@pytest.mark.parametrize("num_rows", [0, 5, -1])
-def test_a_row_limit_beyond_the_slots_is_refused(num_rows: int) -> None:
-    with pytest.raises(ValueError, match=r"1\.\.4"):
-        toy_engine(toy_decoder(SMALL), num_slots=4).limit_rows(num_rows)
+def test_a_row_limit_beyond_the_slots_is_refused() -> None:
+    for num_rows in (0, 5):
+        with pytest.raises(ValueError, match=r"1\.\.4"):
+            toy_engine(toy_decoder(SMALL), num_slots=4).limit_rows(num_rows)

@@ -8,10 +8,9 @@ import torch
 from llama_adapter.vision.block import Mlp, ScaledMlp
 from llama_adapter.vision.config import ChannelOrder, ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, scale_activations
-from llama_adapter.vision.pixels import folded, patches_of, zero_picture
-from tests.bounds import FACTOR, Float64, largest, sums, unit
+from llama_adapter.vision.pixels import zero_picture
+from tests.bounds import FACTOR, Float64, largest, unit
 from tests.fakes.exported import sample_pixels
-from tests.fakes.towers import TOWERS
 
 CONFIG = VisionConfig(
     clip=ClipConfig(image_size=224, patch_size=56, width=32, num_layers=2, num_heads=2, output_dim=16),
@@ -22,24 +21,6 @@ CONFIG = VisionConfig(
 def random_encoder(config: VisionConfig = CONFIG, *, dtype: torch.dtype = torch.float32) -> PictureEncoder:
     torch.manual_seed(0)
     return PictureEncoder(config).to(dtype).eval().requires_grad_(False)
-
-
-FOLDED = {"rgb": CONFIG, "bgr": dataclasses.replace(CONFIG, channel_order="bgr"), **TOWERS}
-
-
-@pytest.mark.parametrize("config", FOLDED.values(), ids=FOLDED)
-def test_folded_patches_are_normalisation_and_embedding(config: VisionConfig) -> None:
-    encoder, size = random_encoder(config), config.clip.image_size
-    pixels = torch.from_numpy(sample_pixels()[:2, :size, :size])
-    own = encoder.clip.patch_embedding
-    expected = own(encoder.normalise(pixels)).flatten(2).transpose(1, 2)
-
-    bias = None if own.bias is None else own.bias.numpy()
-    made = folded(own.weight.numpy(), bias, rule=config.clip, channel_order=config.channel_order)
-
-    weight, shift = map(torch.from_numpy, made)
-    patches = patches_of(pixels, patch=config.clip.patch_size).float()
-    assert bool((abs(patches @ weight.T + shift - expected) <= sums(patches, weight, shift)).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -10,7 +10,6 @@ import pytest
 
 from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.llm.exported.export import DECODER_FILE, PREFIX_FILE
@@ -28,11 +27,11 @@ from llama_adapter.runtime.graphs.om_dims import OmDimsSession
 from llama_adapter.runtime.graphs.onnx_session import open_inference_session
 from llama_adapter.runtime.graphs.toolkit import find_atc
 from tests.llm.exported import exported_card
+from tests.llm.test_exported_decoder import check_answers_and_scores
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     FAMILIES,
-    drain,
     rounding,
     toy_decoder,
     toy_engine,
@@ -147,30 +146,15 @@ def test_the_engine_gives_torchs_answers(config: DecoderConfig, num_past: int, t
     program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4, past=past)
     shorter = dataclasses.replace(config, context=most_tokens)
     runner = ExportedRunner(program, EngineConfig(decoder=shorter, dtype=np.dtype("float32"), num_slots=4, past=past))
-    settings = [SamplingParams(max_new_tokens=4 + row, temperature=row % 2, seed=row) for row in range(9)]
+    engines = [toy_engine(decoder, num_slots=4, past=past), Engine(runner, eos_id=EOS_ID)]
 
     with closing(program):
-        found = []
-        for engine in (toy_engine(decoder, num_slots=4, past=past), Engine(runner, eos_id=EOS_ID)):
-            requests = toy_requests(engine, toy_prompts(9, longest=20), sampling=settings)
-            for request in requests[:3]:
-                score = ScoreRequest(
-                    id=100 + request.id,
-                    prompt_ids=request.prompt_ids,
-                    prefix=request.prefix,
-                    continuations=((5,), (6,), (5,) * 8, (7, 8) * 4, (9,) * 8)[: 1 + 2 * request.id],
-                )
-                engine.submit(score)
-            for request in requests:
-                engine.submit(request)
-            found.append(sorted((one.request_id, one.token_id or -1, one.logprobs) for one in drain(engine)))
+        check_answers_and_scores(engines, toy_prompts(9, longest=20), config)
+        [request] = toy_requests(engines[1], [(5,) * 33], sampling=[SamplingParams()], config=config)
         with pytest.raises(PromptTooLongError):
-            engine.submit(dataclasses.replace(requests[0], prompt_ids=(5,) * 33))
+            engines[1].submit(request)
 
     assert most_tokens == 32 + num_past
-    for wanted, made in zip(*found, strict=True):
-        assert made[:2] == wanted[:2]
-        assert made[2] == pytest.approx(wanted[2], abs=2 * 8 * rounding(config))  # of up to eight tokens
 
 
 def test_a_folder_without_its_om_says_how_to_make_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -363,22 +362,6 @@ def test_gears_need_their_own_side_car(acl: Any, om: Path) -> None:
     sidecar_path(om).unlink()
     assert "`clip.om.json`" in refusal(om).message
     assert acl.RECORD.freed == 2
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [({"dtype": "float32"}, "float32 (2, 224, 224, 3)"), ({"shape": [-1, 224, 224, 3]}, "float16 (any, 224, 224, 3)")],
-)
-def test_a_side_car_with_another_input_is_refused(acl: Any, change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    om = make_om(tmp_path / "clip.om", [2])
-    values = json.loads(sidecar_path(om).read_text())
-    values["input"] |= change
-    sidecar_path(om).write_text(json.dumps(values))
-
-    error = refusal(om)
-
-    assert f"takes float16 (2, 224, 224, 3), and its side-car says that it takes {said}" in error.message
-    assert acl.RECORD.freed == 1
 
 
 def test_a_file_without_a_description_is_an_error_with_the_runtimes_words(
