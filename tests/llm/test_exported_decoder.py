@@ -26,7 +26,7 @@ from llama_adapter.runtime.schemes import QUANTISED
 from llama_adapter.runtime.schemes.int8 import quantise_weight
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from tests.llm import exported, toys
-from tests.llm.exported import exported_card, onnx_runner
+from tests.llm.exported import exported_card, onnx_runner, runner_of
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
@@ -222,15 +222,14 @@ def test_rounding_to_8_bits_in_groups_is_within_half_a_step() -> None:
     assert (back_OI[2, :32] == 0).all()
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
-def test_a_row_that_is_not_finite_ends_alone(tmp_path: Path, on_device: bool) -> None:
-    decoder = toy_decoder()
-    engine = Engine(onnx_runner(decoder, tmp_path, num_slots=2, on_device=on_device), eos_id=EOS_ID)
-    alone = toy_engine(decoder, num_slots=1)
+@pytest.mark.parametrize("kind", ["kernels", "exact", "onnx", "onnx on a device"])
+def test_a_row_that_is_not_finite_ends_alone(kind: str, tmp_path: Path) -> None:
+    engine = Engine(runner_of(kind, toys.NATIVE, tmp_path, num_slots=2), eos_id=EOS_ID)
+    alone = toy_engine(toy_decoder(toys.NATIVE), num_slots=1)
     prompts, sampling = [(1, 5, 9), (1, 7, 4), (1, 8), (1, 9, 9)], [SamplingParams(max_new_tokens=6)] * 4
-    wanted = answer(alone, toy_requests(alone, prompts, sampling=sampling))
+    wanted = answer(alone, toy_requests(alone, prompts, sampling=sampling, config=toys.NATIVE))
 
-    requests = toy_requests(engine, prompts, sampling=sampling)
+    requests = toy_requests(engine, prompts, sampling=sampling, config=toys.NATIVE)
     requests[1] = dataclasses.replace(requests[1], prefix=Prefix(requests[1].prefix.k, requests[1].prefix.v * np.nan))
     made = answer(engine, requests)
 

@@ -19,23 +19,18 @@ from llama_adapter.llm.exported.program import HostSlots
 from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import MixedPlan, Plan, PrefillPlan, Result, ScorePlan
 from llama_adapter.llm.runners.beginnings import Beginnings
-from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
-from tests.llm.exported import onnx_runner
+from tests.llm.exported import runner_of
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
     NATIVE,
     NEEDS_KERNELS,
-    QueuedBackend,
     answer,
     answers,
     drain,
-    eager,
-    open_runner,
     resume,
     rounding,
     to_score,
-    toy_decoder,
     toy_past,
 )
 
@@ -72,18 +67,8 @@ class Watched:
 def open_engine(
     config: DecoderConfig = CONFIG, *, kind: str = "kernels", folder: Path | None = None, **options: Any
 ) -> tuple[Engine, Watched]:
-    """An engine by the kernels, by an export in `folder`, or by plain torch in shapes of this name, and its plans."""
-    runner: Any
-    if kind == "kernels":
-        runner = open_runner(config, num_slots=4, **options)
-    elif kind == "onnx":
-        assert folder is not None
-        without_blocks = {name: value for name, value in options.items() if name not in BLOCKS}  # graphs have none
-        place = folder / str(sum(1 for _ in folder.iterdir()))
-        runner = onnx_runner(toy_decoder(config), place, num_slots=4, embeddings=True, **without_blocks)
-    else:
-        shapes = {"exact": EXACT, "bucketed": BUCKETED, "stepped": STEPPED}[kind]
-        runner = eager(toy_decoder(config), num_slots=4, shapes=shapes, backend=QueuedBackend(), **options)
+    """An engine on a runner of this kind, see `runner_of`, and its plans."""
+    runner = runner_of(kind, config, folder, num_slots=4, **options)
     return Engine(runner, eos_id=EOS_ID), Watched(runner)
 
 

@@ -16,7 +16,7 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
-from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
+from llama_adapter.llm.runners.draw import Draw, Rules
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
@@ -161,18 +161,6 @@ def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatc
 
     assert np.array_equal(ours.prefill(prompts, pictures, first_slot=0).logits_RV, whole[0])
     assert ours.score(plan) == whole[1]
-
-
-def test_nan_prefix_ends_its_row_only() -> None:
-    ours, _ = runners()
-    pictures = prefixes(ours, 2)
-    broken = Prefix(pictures[1].k, pictures[1].v * float("nan"))
-
-    logits_RV, best_R = ours.prefill(toy_prompts(2), [pictures[0], broken], first_slot=0)
-
-    assert np.isfinite(logits_RV[0]).all()
-    assert not np.isfinite(logits_RV[1]).any()
-    assert best_R.tolist() == [int(logits_RV[0].argmax()), NO_TOKEN]
 
 
 def test_of_equal_logits_the_first_token_is_the_best() -> None:

@@ -3,10 +3,7 @@
 import dataclasses
 import io
 import pickle
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,19 +14,17 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.past import PastKeyValues
-from llama_adapter.llm.runners.base import Runner
-from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.errors import CheckpointError
 from tests.bounds import difference, unit
-from tests.llm.exported import onnx_runner
+from tests.llm.exported import runner_of
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
     answer,
     drain,
     eager,
-    open_runner,
     rounding,
     to_score,
     toy_decoder,
@@ -42,26 +37,9 @@ from tests.llm.toys import NATIVE as CONFIG
 
 DECODER = toy_decoder(CONFIG)
 TEXT = (1, 17, 250, 33, 8)  # the tokens of the past
-MakeRunner = Callable[..., Runner]
 
 
-def chosen(*, folder: Path, **options: Any) -> Any:
-    """The runner that the product chooses."""
-    return open_runner(CONFIG, **options)
-
-
-def plain(*, folder: Path, **options: Any) -> Runner:
-    return eager(DECODER, **options)
-
-
-def onnx(*, folder: Path, **options: Any) -> Runner:
-    return onnx_runner(DECODER, folder, **options)
-
-
-RUNNERS = [
-    *(chosen, plain, partial(plain, shapes=BUCKETED), partial(plain, shapes=STEPPED)),
-    *(onnx, partial(onnx, on_device=True)),
-]
+RUNNERS = ("kernels", "exact", "bucketed", "stepped", "onnx", "onnx on a device")
 SETTINGS = [SamplingParams(max_new_tokens=11), SamplingParams(max_new_tokens=9, temperature=0.8, seed=3)]
 
 
@@ -72,12 +50,12 @@ def text_past() -> PastKeyValues:
     return runner.kept(num_tokens=len(TEXT))
 
 
-@pytest.mark.parametrize("make", RUNNERS)
+@pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize("num_slots", [1, 3])
-def test_a_past_is_a_text_in_front_of_every_prompt(make: MakeRunner, num_slots: int, tmp_path: Path) -> None:
+def test_a_past_is_a_text_in_front_of_every_prompt(kind: str, num_slots: int, tmp_path: Path) -> None:
     prompts = toy_prompts(7, longest=20)
     settings = [SETTINGS[number % 2] for number in range(len(prompts))]
-    runner = make(num_slots=num_slots, past=text_past(), folder=tmp_path)
+    runner = runner_of(kind, CONFIG, tmp_path, num_slots=num_slots, past=text_past())
     whole, engine = Engine(eager(DECODER, num_slots=1), eos_id=EOS_ID), Engine(runner, eos_id=EOS_ID)
     engine.warm_up(prompt_tokens=9, new_tokens=5)
 
@@ -130,8 +108,8 @@ def test_keys_are_shifted_as_each_layer_rotates(config: DecoderConfig, tmp_path:
         assert is_equal == (config.rotary_of(layer) is None)
 
 
-def test_the_context_holds_past_prompt_and_answer(tmp_path: Path) -> None:
-    engine = Engine(plain(num_slots=1, past=text_past(), folder=tmp_path), eos_id=-1)
+def test_the_context_holds_past_prompt_and_answer() -> None:
+    engine = Engine(eager(DECODER, num_slots=1, past=text_past()), eos_id=-1)
     prompt = tuple([1] * (CONFIG.context - len(TEXT) - 4))
 
     [request] = toy_requests(engine, [prompt], sampling=[SamplingParams(max_new_tokens=50)], config=CONFIG)

@@ -24,35 +24,21 @@ from llama_adapter.llm.prefix import PictureTokens
 from llama_adapter.llm.runners.base import PrefillPlan, ScorePlan
 from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.errors import LlamaAdapterError
-from llama_adapter.runtime.kernels.library import find_library
-from tests.llm.exported import onnx_runner
-from tests.llm.toys import EOS_ID, NATIVE, answer, drain, open_runner, toy_decoder
+from tests.llm.exported import EXPORTS, runner_of
+from tests.llm.toys import EOS_ID, NATIVE, NEEDS_KERNELS, answer, drain, toy_decoder
 
 PLAIN = dataclasses.replace(NATIVE, num_adapter_layers=0, num_queries=0)
 PLACEHOLDER = 7
-EXPORTS: dict[str, dict[str, Any]] = {
-    "onnx": {},
-    "onnx on a device": {"on_device": True},
-    "onnx in float16": {"precision": "float16"},
-    "onnx in int8": {"precision": "int8"},
-}
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
 
 Words = tuple[int, ...]
 
 
-def open_engine(kind: str, *, num_slots: int = 4, folder: Path | None = None) -> tuple[Engine, Tensor]:
-    """An engine by plain torch, by the kernels or by an export in `folder`, and the embeddings of its tokens."""
-    state = toy_decoder(PLAIN).state_dict()
-    if folder is not None and kind in EXPORTS:
-        exported = onnx_runner(toy_decoder(PLAIN), folder, num_slots=num_slots, embeddings=True, **EXPORTS[kind])
-        return Engine(exported, eos_id=EOS_ID), state["embedding.weight"]
-    options: dict[str, Any] = {"operators": "aten"} if kind == "plain" else {}
-    runner = open_runner(PLAIN, state, num_slots=num_slots, **options)
-    if kind == "kernels" and find_library().library is None:
-        pytest.skip(find_library().reason)
+def open_engine(kind: str, folder: Path | None = None) -> tuple[Engine, Tensor]:
+    """An engine on a runner of this kind, and the embeddings of its tokens."""
+    runner = runner_of(kind, PLAIN, folder, num_slots=4)
     assert isinstance(runner, KernelRunner) == (kind == "kernels")
-    return Engine(runner, eos_id=EOS_ID), state["embedding.weight"]
+    return Engine(runner, eos_id=EOS_ID), toy_decoder(PLAIN).state_dict()["embedding.weight"]
 
 
 def asked(
@@ -82,10 +68,10 @@ def asked(
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("kind", ["plain", "kernels", *EXPORTS])
+@pytest.mark.parametrize("kind", ["exact", pytest.param("kernels", marks=NEEDS_KERNELS), *EXPORTS])
 @pytest.mark.parametrize("scored", [False, True], ids=["generated", "scored"])
 def test_pictures_give_what_the_ids_of_their_embeddings_give(kind: str, scored: bool, tmp_path: Path) -> None:
-    check_pictures(*open_engine(kind, folder=tmp_path), scored=scored)
+    check_pictures(*open_engine(kind, tmp_path), scored=scored)
 
 
 def check_pictures(engine: Engine, embedding: Tensor, *, scored: bool, limit: float = 1e-5) -> None:
@@ -123,7 +109,7 @@ def check_pictures(engine: Engine, embedding: Tensor, *, scored: bool, limit: fl
 
 @pytest.mark.parametrize("starts", [(3, 4), (4, 1), (0, 7)], ids=["overlapping", "unordered", "beyond the prompt"])
 def test_pictures_outside_their_places_are_refused(starts: tuple[int, int]) -> None:
-    engine, embedding = open_engine("plain")
+    engine, embedding = open_engine("exact")
     pictures = tuple(PictureTokens(start=start, embeddings_SD=embedding[:2], digest="") for start in starts)
     request = GenerateRequest(id=0, prompt_ids=(1,) * 8, prefix=engine.empty_prefix(), pictures=pictures)
     with pytest.raises(PromptError, match="A picture's tokens are at"):
@@ -158,7 +144,7 @@ def leading(runner: Any, wire: Wire) -> LeadingRunner:
 
 
 def test_other_ranks_get_the_embeddings_of_each_prompt() -> None:
-    engine, embedding = open_engine("plain")
+    engine, embedding = open_engine("exact")
     own = engine._runner
     wire, plans = Wire(), list[Any]()
     leader = leading(own, wire)

@@ -1,10 +1,8 @@
 """Rows in blocks: many rows share a small cache, are put back when it is full, and answer as with a cache for each."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -13,19 +11,16 @@ from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.requests import GenerateRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.runners.base import Runner
-from llama_adapter.llm.runners.shapes import BUCKETED
 from tests.fakes import cuda_graphs
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
 from tests.fakes.cuda_linear import LinearOps
+from tests.llm.exported import runner_of
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
     Alternating,
-    Answers,
     answer,
     drain,
-    eager,
     open_runner,
     toy_decoder,
     toy_past,
@@ -37,9 +32,9 @@ SMALLEST = {"block": 8, "spare_blocks": 7}  # of a context of 64: one row can fi
 cuda = cuda_graphs.cuda  # a fixture
 
 
-def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig, seed: int = 0) -> list[GenerateRequest]:
+def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig) -> list[GenerateRequest]:
     """Requests of all lengths, most of them short."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     prompts, sampling = [], []
     for index in range(count):
         longest = draw.choice([6, 6, 20, 60])
@@ -49,34 +44,24 @@ def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig, seed: i
     return toy_requests(engine, prompts, sampling=sampling, config=config)
 
 
-native = partial(open_runner, CONFIG)  # the runner that the product chooses on this processor
-
-
-def plain(config: DecoderConfig = CONFIG, **options: Any) -> Runner:
-    return eager(toy_decoder(config), **options)
-
-
-RUNNERS = {
-    "kernels": (CONFIG, native),
-    **{name: (config, partial(plain, config, shapes=BUCKETED)) for name, config in FAMILIES.items()},
-}
-
-
-def answers_with(make: Callable[..., Runner], config: DecoderConfig, **cache: int) -> Answers:
-    engine = Engine(make(num_slots=5, **cache), eos_id=EOS_ID)
-    requests = [
-        replace(request, constraint=Alternating() if request.id % 5 == 0 else None)
-        for request in mixed_requests(engine, 30, config=config)
-    ]
-    given = answer(engine, requests)
-    assert (engine.num_put_back > 0) == bool(cache)
-    return given
-
-
-@pytest.mark.parametrize(("config", "make"), RUNNERS.values(), ids=RUNNERS)
-def test_rows_of_a_small_cache_answer_as_with_one_for_each(config: DecoderConfig, make: Callable[..., Runner]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("kernels", CONFIG), *(("bucketed", config) for config in FAMILIES.values())],
+    ids=["kernels", *FAMILIES],
+)
+def test_rows_of_a_small_cache_answer_as_with_one_for_each(kind: str, config: DecoderConfig) -> None:
     """The property test in test_async_readback.py has small caches in all shapes of plain torch."""
-    assert answers_with(make, config, **SMALLEST) == answers_with(make, config)
+    answers = []
+    for cache in ({}, SMALLEST):
+        engine = Engine(runner_of(kind, config, num_slots=5, **cache), eos_id=EOS_ID)
+        requests = [
+            replace(request, constraint=Alternating() if request.id % 5 == 0 else None)
+            for request in mixed_requests(engine, 30, config=config)
+        ]
+        answers.append(answer(engine, requests))
+        assert (engine.num_put_back > 0) == bool(cache)
+
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["plain operators", "fused operators"])
@@ -106,7 +91,7 @@ def test_a_cache_that_cannot_hold_one_whole_row_or_its_past_is_refused() -> None
 
 
 def test_cancelled_rows_give_their_blocks_back() -> None:
-    engine = Engine(native(num_slots=3, **SMALLEST), eos_id=-7)
+    engine = Engine(open_runner(CONFIG, num_slots=3, **SMALLEST), eos_id=-7)
     requests = toy_requests(
         engine, [(5,) * 30, (6,) * 20, (7,) * 50], sampling=[SamplingParams(max_new_tokens=14)] * 3, config=CONFIG
     )

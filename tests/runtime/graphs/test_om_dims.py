@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from llama_adapter.app.command_line.main import main
 from llama_adapter.runtime.errors import GraphError
@@ -43,32 +42,29 @@ def file(tmp_path: Path) -> Path:
     return write_step(tmp_path)
 
 
+# A float16 is given by its bits: 15360 is 1.
+STEP = f"""
+<ir_version: 8, opset_import: ["" : 17]>
+step (int32[R, S] ids, bool[R, S, P_plus_S] mask, float16[R, {HEADS}, P, {HEAD}] cache)
+    => (float[R, S] logits, float16[R, {HEADS}, P, {HEAD}] kept)
+    <float16[1] one = {{15360}}>
+{{
+    ids_float = Cast <to = 1> (ids)
+    mask_float = Cast <to = 1> (mask)
+    mask_mean = ReduceMean <axes = [2], keepdims = 0> (mask_float)
+    cache_float = Cast <to = 1> (cache)
+    all_mean = ReduceMean <axes = [2, 3], keepdims = 0> (cache_float)
+    cache_mean = ReduceMean <axes = [1], keepdims = 1> (all_mean)
+    masked = Add (ids_float, mask_mean)
+    logits = Add (masked, cache_mean)
+    kept = Add (cache, one)
+}}
+"""
+
+
 def write_step(folder: Path) -> Path:
     """A graph that computes: ids + mean of the mask + mean of the cache -> logits; cache + 1 -> kept."""
-    inputs = [
-        helper.make_tensor_value_info("ids", TensorProto.INT32, ["R", "S"]),
-        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["R", "S", "P_plus_S"]),
-        helper.make_tensor_value_info("cache", TensorProto.FLOAT16, ["R", HEADS, "P", HEAD]),
-    ]
-    outputs = [
-        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["R", "S"]),
-        helper.make_tensor_value_info("kept", TensorProto.FLOAT16, ["R", HEADS, "P", HEAD]),
-    ]
-    nodes = [
-        helper.make_node("Cast", ["ids"], ["ids_float"], to=TensorProto.FLOAT),
-        helper.make_node("Cast", ["mask"], ["mask_float"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["mask_float"], ["mask_mean"], axes=[2], keepdims=0),
-        helper.make_node("Cast", ["cache"], ["cache_float"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["cache_float"], ["all_mean"], axes=[2, 3], keepdims=0),
-        helper.make_node("ReduceMean", ["all_mean"], ["cache_mean"], axes=[1], keepdims=1),
-        helper.make_node("Add", ["ids_float", "mask_mean"], ["masked"]),
-        helper.make_node("Add", ["masked", "cache_mean"], ["logits"]),
-        helper.make_node("Add", ["cache", "one"], ["kept"]),
-    ]
-    one = helper.make_tensor("one", TensorProto.FLOAT16, [1], np.ones(1, np.float16).tobytes(), raw=True)
-    graph = helper.make_graph(nodes, "step", inputs, outputs, [one])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, folder / "step.onnx")
+    onnx.save(onnx.parser.parse_model(STEP), folder / "step.onnx")
     return folder / "step.onnx"
 
 
