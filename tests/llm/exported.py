@@ -64,11 +64,7 @@ def onnx_runner(
     card = exported_card(decoder, folder, **options)
     program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device, past=past)
     config = EngineConfig(
-        decoder=decoder.config,
-        dtype=np.dtype(card.dtype),
-        num_slots=num_slots,
-        past=past,
-        kept_places=kept_places,
+        decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past, kept_places=kept_places
     )
     return ExportedRunner(program, config)
 

@@ -14,12 +14,7 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits
 from llama_adapter.llm.weights.build import plan_decoder
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.names import (
-    SplitTensor,
-    checked_source,
-    llama_shapes,
-    matrix_shapes,
-)
+from llama_adapter.llm.weights.names import SplitTensor, checked_source, llama_shapes, matrix_shapes
 from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.toys import build_decoder, refusal
 

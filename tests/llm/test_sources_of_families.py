@@ -263,10 +263,7 @@ FLAT: tuple[tuple[str, dict[str, Any], tuple[Rotary, Rotary]], ...] = (
     (
         "olmo3",
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 3e5},
-        (
-            Rotary(theta=3e5, scaling="yarn", factor=4.0, original_context=32, longest_context=2048),
-            Rotary(theta=3e5),
-        ),
+        (Rotary(theta=3e5, scaling="yarn", factor=4.0, original_context=32, longest_context=2048), Rotary(theta=3e5)),
     ),
     ("gemma3", {"rope_type": "linear", "factor": 8.0, "rope_theta": 3e5}, (Rotary(theta=1e6), Rotary(theta=1e4))),
 )

@@ -19,16 +19,7 @@ from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
 from tests.bounds import difference, largest, unit
 from tests.llm.test_native_ranks import Meeting, ThreadRank
-from tests.llm.toys import (
-    CONFIG,
-    FAMILIES,
-    GOLDEN,
-    eager,
-    rounding,
-    toy_decoder,
-    toy_prompts,
-    toy_visual_queries,
-)
+from tests.llm.toys import CONFIG, FAMILIES, GOLDEN, eager, rounding, toy_decoder, toy_prompts, toy_visual_queries
 
 ODD = DecoderConfig(
     vocab_size=301,

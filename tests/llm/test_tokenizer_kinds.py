@@ -313,11 +313,7 @@ def test_the_files_beside_it_say_how_a_tokenizer_is_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (SENTENCEPIECE, {"tokenizer.model"}),
-        ("Llama 3", {"tokenizer.json", "tokenizer_config.json"}),
-    ],
+    ("kind", "names"), [(SENTENCEPIECE, {"tokenizer.model"}), ("Llama 3", {"tokenizer.json", "tokenizer_config.json"})]
 )
 def test_a_stored_tokenizer_is_the_same(tmp_path: Path, kind: str, names: set[str]) -> None:
     tokenizer = opened(kind)

@@ -369,11 +369,7 @@ def test_settings_of_an_image_processor_have_several_forms() -> None:
         assert (rule["image_size"], rule["margin"], rule["is_squashed"]) == (224, 0, True)
 
     values = {"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3], "resample": None, "size": {}}
-    assert huggingface_pixels(values, name="a") == {
-        "rgb_first": True,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.4, 0.3),
-    }
+    assert huggingface_pixels(values, name="a") == {"rgb_first": True, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.4, 0.3)}
 
 
 @pytest.mark.parametrize(
