@@ -1,24 +1,31 @@
 """The engine's guarantees, with random weights."""
 
+import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import ScoreRequest
+from llama_adapter.llm.engine.requests import GenerateRequest, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.runners.base import DecodePlan
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.runtime.devices import CpuBackend
+from tests.fakes import cuda_graphs
+from tests.fakes.cuda_graphs import FakeCuda, HostCuda
+from tests.fakes.cuda_linear import LinearOps
+from tests.llm.exported import runner_of
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
     FAMILIES,
+    NATIVE,
     SMALL,
     WHOLE_CONTEXT,
     Alternating,
@@ -27,9 +34,11 @@ from tests.llm.toys import (
     drain,
     eager,
     forward,
+    open_runner,
     rounding,
     toy_decoder,
     toy_engine,
+    toy_past,
     toy_prompts,
     toy_requests,
     toy_visual_queries,
@@ -236,3 +245,84 @@ def test_a_row_limit_beyond_the_slots_is_refused() -> None:
     for num_rows in (0, 5):
         with pytest.raises(ValueError, match=r"1\.\.4"):
             toy_engine(toy_decoder(SMALL), num_slots=4).limit_rows(num_rows)
+
+
+# Rows in blocks: many rows share a small cache, are put back when it is full, and answer as with a cache for each
+
+SMALLEST = {"block": 8, "spare_blocks": 7}  # of a context of 64: one row can fill it beside rows of one block
+cuda = cuda_graphs.cuda  # a fixture
+
+
+def mixed_requests(engine: Engine, count: int, *, config: DecoderConfig) -> list[GenerateRequest]:
+    """Requests of all lengths, most of them short."""
+    draw = random.Random(0)
+    prompts, sampling = [], []
+    for index in range(count):
+        longest = draw.choice([6, 6, 20, 60])
+        prompts.append((1, *(draw.randrange(3, 300) for _ in range(draw.randrange(longest)))))
+        most = draw.choice([3, 5, 9, 64])
+        sampling.append(SamplingParams(max_new_tokens=most, temperature=index % 3 / 2, seed=index))
+    return toy_requests(engine, prompts, sampling=sampling, config=config)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("kernels", NATIVE), *(("bucketed", config) for config in FAMILIES.values())],
+    ids=["kernels", *FAMILIES],
+)
+def test_rows_of_a_small_cache_answer_as_with_one_for_each(kind: str, config: DecoderConfig) -> None:
+    """The property test in test_async_readback.py has small caches in all shapes of plain torch."""
+    answers = []
+    for cache in ({}, SMALLEST):
+        engine = Engine(runner_of(kind, config, num_slots=5, **cache), eos_id=EOS_ID)
+        requests = [
+            replace(request, constraint=Alternating() if request.id % 5 == 0 else None)
+            for request in mixed_requests(engine, 30, config=config)
+        ]
+        answers.append(answer(engine, requests))
+        assert (engine.num_put_back > 0) == bool(cache)
+
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["plain operators", "fused operators"])
+def test_recorded_steps_read_the_blocks_of_the_moment(
+    dtype: torch.dtype, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops = LinearOps()
+    ops.install(monkeypatch)
+    state = {name: value.to(dtype) for name, value in toy_decoder(NATIVE).state_dict().items()}
+    open_graphs = partial(open_runner, NATIVE, state, backend=HostCuda(), num_slots=4, mode="cuda_graph")
+    answers = []
+    for cache in ({}, SMALLEST):
+        engine = Engine(open_graphs(**cache), eos_id=EOS_ID)
+        engine.warm_up(prompt_tokens=20, new_tokens=40)
+        answers.append(answer(engine, mixed_requests(engine, 20, config=NATIVE)))
+        assert (engine.num_put_back > 0) == bool(cache)
+
+    assert answers[0] == answers[1]
+    assert (ops.calls["attend to blocks"] > 0) == (dtype == torch.bfloat16)
+
+
+def test_a_cache_that_cannot_hold_one_whole_row_or_its_past_is_refused() -> None:
+    with pytest.raises(ValueError, match="spare_blocks must be at least 7"):
+        EngineConfig(decoder=NATIVE, dtype=torch.float32, num_slots=20, block=8, spare_blocks=6)
+    with pytest.raises(ValueError, match="block must be at least 6"):
+        EngineConfig(decoder=NATIVE, dtype=torch.float32, past=toy_past(NATIVE, 5), block=4, spare_blocks=20)
+
+
+def test_cancelled_rows_give_their_blocks_back() -> None:
+    engine = Engine(open_runner(NATIVE, num_slots=3, **SMALLEST), eos_id=-7)
+    requests = toy_requests(
+        engine, [(5,) * 30, (6,) * 20, (7,) * 50], sampling=[SamplingParams(max_new_tokens=14)] * 3, config=NATIVE
+    )
+    assert engine._runner._cache.k[0, :, 0, :, 0].size == (3 + 7 + 1) * 8, "the rows share a small cache"  # type: ignore[attr-defined]
+    expected = answer(engine, requests)
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    engine.cancel(0)
+    engine.cancel(1)
+    outputs = drain(engine)
+    assert {output.request_id for output in outputs} == {2}
+    assert [output.token_id for output in outputs] == expected[2][0]

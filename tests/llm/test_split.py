@@ -1,16 +1,16 @@
-"""Shares of a decoder: together they are the whole, for every kind of checkpoint, and their outputs add up."""
+"""Shares of a decoder: how it is divided, and reading them from every kind of checkpoint.
+
+That they are the whole together is shown by the logits in test_native_ranks.py.
+"""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_ranks
 from llama_adapter.llm.past import PastKeyValues
-from llama_adapter.llm.split import dense, share_of, take, take_all
+from llama_adapter.llm.split import dense, share_of, take
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
@@ -18,20 +18,8 @@ from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
 from tests.bounds import difference, largest, unit
-from tests.llm.test_native_ranks import Meeting, ThreadRank
-from tests.llm.toys import CONFIG, FAMILIES, GOLDEN, eager, rounding, toy_decoder, toy_prompts, toy_visual_queries
-
-ODD = DecoderConfig(
-    vocab_size=301,
-    dim=60,
-    num_layers=2,
-    num_heads=6,
-    ffn_dim=100,
-    norm_eps=1e-6,
-    num_adapter_layers=1,
-    num_queries=3,
-    separate_adapter_kv=True,
-)
+from tests.llm.test_native_ranks import ODD
+from tests.llm.toys import CONFIG, GOLDEN
 
 
 class Place(Alone):
@@ -89,38 +77,6 @@ def test_what_cannot_be_divided_is_refused(size: int, words: str) -> None:
     config = ODD if size == 7 else ODD.share(1, 2)
     with pytest.raises(UsageError, match=words):
         share_of(config, Place(0, size))
-
-
-SEPARATE = dataclasses.replace(FAMILIES["grouped"], separate_adapter_kv=True)
-
-
-@pytest.mark.parametrize(
-    ("config", "size"),
-    [(ODD, 2), (ODD, 4), (SEPARATE, 2), (SEPARATE, 3), (FAMILIES["gemma"], 4), (FAMILIES["windows"], 4)],
-    ids=["odd sizes-2", "odd sizes-4", "grouped-2", "grouped-3", "gemma-4", "windows-4"],
-)
-def test_ranks_give_the_logits_of_the_whole(config: DecoderConfig, size: int) -> None:
-    """For quantised weights, test_native_ranks.py shows it."""
-    whole, prompts, queries = toy_decoder(config), toy_prompts(3, longest=20), toy_visual_queries(3, config=config)
-    meeting = Meeting(size)
-
-    def logits(decoder: LlamaAdapterDecoder) -> torch.Tensor:
-        runner = eager(decoder, num_slots=3)
-        pictures = runner.project_prefix(queries)
-        found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
-        found += [runner.decode([5, 6, 7], [len(prompt) + step for prompt in prompts]).logits_RV for step in range(2)]
-        return torch.cat(found)
-
-    def logits_of(rank: int) -> torch.Tensor:
-        share = config.share(rank, size)
-        state = dict(take_all(whole.state_dict().items(), whole=config, share=share))
-        decoder = decoder_from_state(share, state)
-        use_ranks(decoder, ThreadRank(rank, meeting))
-        return logits(decoder)
-
-    with ThreadPoolExecutor(size) as threads:
-        for found in threads.map(logits_of, range(size)):
-            assert difference(found, logits(whole)) <= rounding(config)
 
 
 def test_a_group_of_4_bit_weights_is_not_torn_apart() -> None:
