@@ -349,7 +349,7 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
 
 
 def test_running_rows_go_on_while_new_ones_are_admitted() -> None:
-    """That they answer the same is shown by the property test in test_async_readback.py."""
+    """That they answer the same is shown by the property test of schedules in test_engine.py."""
     runner, plans = open_native(CONFIG, toy_decoder(CONFIG).state_dict(), num_slots=3), list[Any]()
     run, engine = runner.run, Engine(runner, eos_id=-7)
     runner.run = lambda plan: plans.append(plan) or run(plan)  # type: ignore[method-assign, assignment, func-returns-value]
