@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from llama_adapter.runtime.devices.cuda import FUSED
 from llama_adapter.runtime.devices.cuda_linear import RoundedLinear, build_linear
+from llama_adapter.runtime.devices.triton_calls import PackedLinear
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import find_scheme
@@ -155,3 +156,14 @@ def test_without_kernels_torch_computes_with_widened_weights(
     operators = gpu.choose_operators(CONFIG, dtype=torch.bfloat16, wanted="auto", mode="eager")
     assert operators == replace(FUSED, note=operators.note)
     assert operators.note == f"torch computes in place of the Triton kernels, which cannot run here: {fault}"
+
+
+def test_layers_are_replaced_one_by_one_and_others_widened(cuda: FakeCuda, ops: LinearOps) -> None:
+    fitting, other = stored_linear("int4")[0], stored_linear("int4", num_inputs=96)[0]
+    module = nn.ModuleDict({"fitting": fitting, "other": other, "plain": nn.LayerNorm(4).bfloat16()})
+
+    HostCuda().prepare(module)
+
+    assert isinstance(module["fitting"], PackedLinear)
+    assert isinstance(module["other"], nn.Linear)
+    assert module["other"].weight.dtype == torch.bfloat16

@@ -191,7 +191,7 @@ def test_data_on_a_pipe_stays_data_also_without_close(tmp_path: Path) -> None:
     make_om(tmp_path / "clip.om", [1, 4])
     fakes = Path(__file__).resolve().parents[2] / "fakes" / "ais_bench"
     code = f"""
-import atexit, json, sys, weakref
+import atexit, json, logging, sys, weakref
 weakref.finalize(sys, bool)  # weakref now has its own place among what is done at the end
 sys.path.insert(0, {str(fakes)!r})
 import numpy as np
@@ -200,10 +200,11 @@ from llama_adapter.vision.backends.exported import open_encoder
 atexit.register(print, "after others that were there before", file=sys.stderr)
 encoder = open_encoder(GraphSpec(kind="om", path={str(tmp_path / "clip.om")!r}))
 print(json.dumps(list(encoder.encode(np.zeros((5, 224, 224, 3), dtype=np.uint8)).shape)))
+print(logging.root.handlers, logging.root.level)
 sys.modules["aclruntime"].InferenceSession.free_resource = lambda self: print("freed", file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout == "[5, 10, 192]\n"
+    assert result.stdout == "[5, 10, 192]\n[] 30\n"
     assert result.stderr == "freed\nafter others that were there before\n"
 
 
