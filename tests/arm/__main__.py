@@ -28,8 +28,8 @@ QUICK_KERNELS = (
     *(f"{CAPTIONS}::test_the_known_answer_is_given_in_each_number_format[{kind}]" for kind in ("bfloat16", "int8")),
     LINEAR,
     *(
-        f"{DECODER}::test_prefill_and_steps_give_the_plain_decoders_logits[torch.float32-{config}]"
-        for config in ("heads of 64", "Gemma 2")
+        f"{DECODER}::test_prefill_steps_and_scores_are_the_plain_decoders[torch.float32-{config}]"
+        for config in ("heads of 64", "gemma")
     ),
     f"{DECODER}::test_prefill_equals_single_steps_bitwise",
     f"{DECODER}::test_weights_of_few_bits_run_in_kernels_or_are_dequantised",

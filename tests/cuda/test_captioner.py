@@ -1,6 +1,10 @@
-"""The embedded model on a GPU: what it says about all sample pictures equals what the CPU says."""
+"""The embedded model on a GPU: what it says about all sample pictures equals what the CPU says.
+
+With 8-bit and 4-bit weights it is compared with widened weights on the same GPU.
+"""
 
 import functools
+import gc
 import gzip
 import json
 import math
@@ -8,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.resources import sample_pictures
-from tests.app.captioning.test_oom_retry import read
+from llama_adapter.runtime.problems import describe, is_out_of_memory
+from tests.app.captioning.test_oom_retry import quiet, read, said
 from tests.app.models.test_few_bits_on_gpus import CHOICES, QUESTION
 from tests.cuda.device import DEVICE, GRAPHS, IS_GPU, loaded
 
@@ -112,3 +118,84 @@ def test_what_one_device_encodes_another_one_answers(encoding: str, answering: s
         told = {answer.picture: answer.token_ids for answer in captioner.generate(prefixes)}
 
     assert told == {answer.picture: answer.token_ids for answer in loaded("cpu").generate(sample_pictures())}
+
+
+@functools.cache
+def widened(precision: str) -> tuple[list[tuple[str, tuple[int, ...]]], list[float]]:
+    captioner = loaded(dtype="bfloat16", precision=precision, operators="aten")
+    return answers(captioner), scores(captioner)
+
+
+# The limits are on log-probabilities, which bfloat16 rounds coarsely.
+@pytest.mark.parametrize(
+    ("precision", "operators", "layer", "limit"),
+    [
+        ("int8", "auto", "PackedLinear", 0.2),
+        ("int8", "w8a8", "RoundedLinear", 0.4),
+        ("int4", "auto", "PackedLinear", 0.4),
+    ],
+)
+@pytest.mark.parametrize("mode", ["eager", GRAPHS])
+@pytest.mark.proves("int8 weights", "CUDA")
+@pytest.mark.proves("int4 weights", "CUDA")
+def test_answers_are_those_of_widened_weights(
+    precision: str, operators: str, layer: str, limit: float, mode: str
+) -> None:
+    captioner = loaded(dtype="bfloat16", precision=precision, operators=operators, mode=mode)
+    if IS_GPU:
+        decoder: Any = captioner._engine._runner._decoder  # type: ignore[attr-defined]
+        assert any(type(module).__name__ == layer for module in decoder.modules())
+
+    expected, their_scores = widened(precision)
+    pairs = zip(answers(captioner), expected, strict=True)
+    differing = [(ours[0], theirs[0]) for ours, theirs in pairs if ours != theirs]
+    largest = max(abs(one - other) for one, other in zip(scores(captioner), their_scores, strict=True))
+    print(f"{precision}, {operators}, {mode}: scores differ by at most {largest:.4f}, {differing=}")
+    assert largest < limit
+    assert differing == []
+
+
+# A GPU whose memory does not suffice: fewer rows at once give the same answers, and the error is explained
+
+needs_gpu = pytest.mark.skipif(not IS_GPU, reason="no CUDA device here")
+
+PROMPT = " ".join(60 * ["What color is the shape?"])  # so long that a prefill needs more memory than the encoder
+
+
+@needs_gpu
+@pytest.mark.proves("fewer rows when memory is short", "CUDA")
+def test_a_job_that_runs_out_of_memory_goes_on_with_fewer_rows() -> None:
+    loaded.cache_clear()  # other models could leave holes in torch's memory
+    gc.collect()
+    captioner = loaded(operators="aten", mode="eager")  # graphs would hold their memory between the runs
+    notes = quiet(captioner)
+    expected = said(read(captioner.stream(sample_pictures(), PROMPT, max_new_tokens=4)))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    reserved, used = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+    read(captioner.stream(sample_pictures(), PROMPT, max_new_tokens=4))
+    needed = torch.cuda.max_memory_allocated() - used
+    assert notes == []
+
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((reserved + 0.6 * needed) / total)
+    try:
+        told = said(read(captioner.stream(sample_pictures(), PROMPT, max_new_tokens=4)))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        loaded.cache_clear()  # this one has fewer rows now
+    print(f"16 rows need {needed / 1e6:.0f} MB; with 60 % of it: {notes}")
+    assert told == expected
+    assert "out of memory with 16 rows: going on with 8" in notes
+
+
+@needs_gpu
+def test_the_devices_own_error_is_explained() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        torch.empty(1 << 45, device=DEVICE)
+
+    problem = describe(caught.value)
+    assert is_out_of_memory(caught.value)
+    assert problem.sentence.startswith("The memory is not enough: CUDA out of memory. Tried to allocate")
+    assert problem.hint == "try a smaller --batch-size"

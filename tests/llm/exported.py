@@ -1,4 +1,4 @@
-"""Toy decoders exported into a folder, and programs that run them."""
+"""Toy decoders exported into a folder, programs that run them, and runners of every kind."""
 
 import dataclasses
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from llama_adapter.llm.config import EngineConfig
+from llama_adapter.llm.config import DecoderConfig, EngineConfig
 from llama_adapter.llm.exported.card import ExportCard
 from llama_adapter.llm.exported.export import export_decoder
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
@@ -14,6 +14,8 @@ from llama_adapter.llm.exported.runner import ExportedRunner
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.past import PastKeyValues
 from llama_adapter.llm.picture_format import PictureFormat
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from tests.llm.toys import QueuedBackend, eager, open_runner, toy_decoder
 
 PICTURES = PictureFormat(token="<image>", token_id=7, tokens_each=4)
 CARD = ExportCard(
@@ -62,10 +64,31 @@ def onnx_runner(
     card = exported_card(decoder, folder, **options)
     program = OnnxProgram(card, folder, threads=1, num_slots=num_slots, on_device=on_device, past=past)
     config = EngineConfig(
-        decoder=decoder.config,
-        dtype=np.dtype(card.dtype),
-        num_slots=num_slots,
-        past=past,
-        kept_places=kept_places,
+        decoder=decoder.config, dtype=np.dtype(card.dtype), num_slots=num_slots, past=past, kept_places=kept_places
     )
     return ExportedRunner(program, config)
+
+
+SHAPES = {"exact": EXACT, "bucketed": BUCKETED, "stepped": STEPPED}
+EXPORTS: dict[str, dict[str, Any]] = {
+    "onnx": {},
+    "onnx on a device": {"on_device": True},
+    "onnx in float16": {"precision": "float16"},
+    "onnx in int8": {"precision": "int8"},
+}
+
+
+def runner_of(kind: str, config: DecoderConfig, folder: Path | None = None, *, num_slots: int, **options: Any) -> Any:
+    """A runner of `toy_decoder(config)`; `options` are those of EngineConfig.
+
+    Its kind is `kernels`, what the product chooses; shapes of plain torch on a device with a queue; or an export into a
+    new folder in `folder`, which takes embeddings in place of ids too. Exports have no blocks of the cache.
+    """
+    if kind == "kernels":
+        return open_runner(config, num_slots=num_slots, **options)
+    if kind in SHAPES:
+        return eager(toy_decoder(config), num_slots=num_slots, shapes=SHAPES[kind], backend=QueuedBackend(), **options)
+    given = {name: value for name, value in options.items() if name not in ("block", "spare_blocks")} | EXPORTS[kind]
+    assert folder is not None
+    place = folder / str(sum(1 for _ in folder.iterdir()))
+    return onnx_runner(toy_decoder(config), place, num_slots=num_slots, embeddings=True, **given)

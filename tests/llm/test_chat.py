@@ -276,16 +276,6 @@ def test_a_limit_is_no_refusal(
     assert ask(form) == ask(form_of(template, picture=picture))
 
 
-def test_a_chat_with_one_system_in_front_is_not_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = form_of(GEMMA_2)
-    render, calls = form._process.render, list[Any]()
-    monkeypatch.setattr(
-        form._process, "render", lambda chats, **options: calls.append(chats) or render(chats, **options)
-    )
-    form.encode([("system", "Be brief."), ("user", "What?")])
-    assert [chats[0][0]["role"] for chats in calls] == ["system", "user"]
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [

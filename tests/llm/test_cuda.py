@@ -1,22 +1,32 @@
-"""NVIDIA GPUs, simulated: fused operators compute the same as plain ones, and recorded steps answer like eager ones."""
+"""NVIDIA GPUs, simulated: fused operators compute the same as plain ones, and recorded steps answer like eager ones.
+
+Rounded shapes and compiled steps on other devices do so too.
+"""
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.model.llama import use_operators
 from llama_adapter.llm.runners.base import ScorePlan
+from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.graph import GraphRunner
-from llama_adapter.runtime.devices import settle_mode
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from llama_adapter.runtime.devices import Capabilities, CpuBackend, settle_mode
 from llama_adapter.runtime.devices.cuda import FUSED, CudaGraphs
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.operators import ATEN, Operators
+from llama_adapter.runtime.schemes import OperatorChoice
 from tests.bounds import Float64, difference, spread
 from tests.fakes import cuda_graphs
 from tests.fakes.cuda_graphs import FakeCuda, HostCuda
@@ -25,11 +35,14 @@ from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
     answers_of_all,
+    eager,
     eager_config,
     open_runner,
     rounding,
     toy_decoder,
     toy_prompts,
+    toy_requests,
+    toy_visual_queries,
 )
 
 WIDE = replace(CONFIG, context=256)
@@ -168,13 +181,24 @@ def test_prompts_that_keep_the_gpu_busy_are_not_recorded(cuda: FakeCuda, monkeyp
         assert cuda.num_captures() == num_captures
 
 
-def test_a_warm_up_records_everything_up_front(cuda: FakeCuda) -> None:
-    runner = open_runner(CONFIG, backend=HostCuda(), num_slots=9, mode="cuda_graph")
-    done = runner.warm_up(prompt_tokens=20, new_tokens=44)
+@pytest.mark.parametrize("num_slots", [1, 9])
+def test_a_warm_up_records_all_needed_steps_and_clears_the_cache(num_slots: int, cuda: FakeCuda) -> None:
+    runner = open_runner(CONFIG, backend=HostCuda(), num_slots=num_slots, mode="cuda_graph")
+    engine, plain = Engine(runner, eos_id=EOS_ID), Engine(open_runner(CONFIG, num_slots=1), eos_id=EOS_ID)
 
-    assert sorted(runner._programs) == [(rows, 64) for rows in range(1, 10)]
-    assert done.programs == 18
-    assert cuda.num_captures() == 9
+    done = engine.warm_up(prompt_tokens=31, new_tokens=33)
+
+    assert cuda.num_captures() == num_slots
+    assert done.programs == 2 * num_slots  # here one prefill for each number of rows, all with one length
+    assert done.seconds > 0
+    assert not torch.cat([runner._cache.k.flatten(), runner._prefix.k.flatten()]).any()
+    sampling = [SamplingParams(max_new_tokens=3 + 5 * index) for index in range(6)]
+    answered, expected = answers_of_all([engine, plain], toy_prompts(6, longest=31), sampling=sampling)
+    assert answered == expected
+    assert sorted(runner._programs) == [(rows, 64) for rows in range(1, num_slots + 1)]
+    engine.submit(toy_requests(engine, toy_prompts(1), sampling=sampling[:1])[0])
+    with pytest.raises(RuntimeError):
+        engine.warm_up(prompt_tokens=4, new_tokens=4)
 
 
 def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
@@ -187,37 +211,25 @@ def test_step_that_reads_from_the_device_is_refused(cuda: FakeCuda) -> None:
     assert runner._programs == {}
 
 
-def test_results_of_all_graphs_lie_in_one_place(cuda: FakeCuda) -> None:
+def test_inputs_of_all_graphs_share_memory_and_so_do_their_results(cuda: FakeCuda) -> None:
     graphs = CudaGraphs(torch.device("cpu"))
+    inputs, places = [], []
 
-    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * 2, x.sum(dim=1).long()
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs.append((x.data_ptr(), y.data_ptr()))
+        return x + y, x.sum(dim=1).long()
 
-    four, two, three = (torch.full((rows, 5), float(rows)) for rows in (4, 2, 3))
-    places = []
-    for x in (four, two, three):
-        doubled, sums = graphs.capture_at_first_call(program)(x)
-        assert doubled.tolist() == (x * 2).tolist()
-        assert sums.tolist() == [5 * len(x)] * len(x)
-        places.append((doubled.data_ptr(), sums.data_ptr()))
-    assert len(set(places)) == 1
-
-
-def test_inputs_of_all_graphs_share_memory(cuda: FakeCuda) -> None:
-    graphs = CudaGraphs(torch.device("cpu"))
-    seen = []
-
-    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
-        seen.append((x.data_ptr(), y.data_ptr()))
-        return (x + y,)
-
-    for shape in ((4, 3), (2, 5), (1, 12)):
-        x, y = torch.full(shape, 2.0), torch.full(shape, 3.0)
-        assert graphs.capture_at_first_call(program)(x, y)[0].unique().tolist() == [5.0]
-    assert len(set(seen)) == 1
-    larger = torch.ones(5, 3)
+    for rows, width in ((4, 5), (2, 5), (3, 5), (1, 20)):
+        x, y = torch.full((rows, width), 2.0), torch.full((rows, width), 3.0)
+        added, sums = graphs.capture_at_first_call(program)(x, y)
+        assert added.tolist() == (x + y).tolist()
+        assert sums.tolist() == [2 * width] * rows
+        places.append((added.data_ptr(), sums.data_ptr()))
+    assert len(set(inputs)) == 1
+    assert len(set(places[:3])) == 1  # of results that differ in their rows alone
+    larger = torch.ones(7, 3)
     assert graphs.capture_at_first_call(program)(larger, larger)[0].unique().tolist() == [2.0]
-    assert len(set(seen)) == 2
+    assert len(set(inputs)) == 2
 
 
 @pytest.mark.parametrize("other", [torch.ones(2, 3, dtype=torch.float64), torch.ones(1, 3)])
@@ -247,3 +259,93 @@ def test_streams_are_joined_after_a_warm_up_that_fails(cuda: FakeCuda) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         CudaGraphs(torch.device("cpu")).capture_at_first_call(program)(torch.ones(1))
     assert cuda.warm_up_streams[-1] in cuda.main.waited_for
+
+
+# Rounded shapes and compiled steps do not change any answer
+
+# Decoding crosses the border of a bucket. One layer has an adapter, one has none.
+TRACED = replace(CONFIG, context=128, num_layers=2, num_adapter_layers=1)
+PROMPTS = toy_prompts(9, longest=80)
+
+
+class TracingBackend(CpuBackend):
+    """A CPU with a graph mode. torch's compiler traces whole programs with fixed shapes, without code generation."""
+
+    capabilities = Capabilities(dtypes=("float32",), static_shapes=True, graph_modes=("traced",))
+
+    def __init__(self) -> None:
+        self.num_compiled = 0
+
+    def compile(self, program: Callable[..., Tensor], *, mode: str) -> Callable[..., Tensor]:
+        assert mode == "traced"
+        self.num_compiled += 1
+        return torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=False)
+
+
+def traced_runner(backend: TracingBackend, *, num_slots: int) -> GraphRunner:
+    decoder = toy_decoder(TRACED)
+    return GraphRunner(decoder, eager_config(decoder, num_slots=num_slots, mode="traced"), backend=backend)
+
+
+@given(needed=st.integers(1, 2000), room=st.integers(0, 500))
+def test_rounded_sizes_hold_what_is_needed_and_stay_within_the_limit(needed: int, room: int) -> None:
+    limit = needed + room
+    for shapes in (EXACT, BUCKETED, STEPPED):
+        for size in (shapes.rows, shapes.step_rows, shapes.prompt, shapes.length):
+            assert needed <= size(needed, limit=limit) <= limit
+
+
+def test_rounding_leaves_few_shapes() -> None:
+    assert {BUCKETED.rows(rows, limit=12) for rows in range(1, 13)} == {1, 2, 4, 8, 12}
+    assert {BUCKETED.length(length, limit=500) for length in range(1, 501)} == {64, 128, 256, 500}
+    assert len({BUCKETED.prompt(tokens, limit=512) for tokens in range(1, 513)}) == 8
+    assert {STEPPED.step_rows(rows, limit=21) for rows in range(1, 22)} == {*range(1, 9), 10, 12, 14, 16, 20, 21}
+
+
+@pytest.mark.slow
+def test_compiled_steps_give_the_same_answers() -> None:
+    backend = TracingBackend()
+    compiled, plain = traced_runner(backend, num_slots=2), eager(toy_decoder(TRACED), num_slots=2)
+    sampling = [SamplingParams(max_new_tokens=count) for count in (8, 3)]
+    prompts = [tuple(range(3, 63)), (1, 8, 9)]
+    engines = [Engine(runner, eos_id=-7) for runner in (compiled, plain)]
+    ours, theirs = answers_of_all(engines, prompts, sampling=sampling)
+
+    assert ours == theirs
+    # One program per number of rows and attended length, for any number of steps.
+    assert compiled._programs.keys() == {(2, 64), (1, 64), (1, 128)}
+    assert backend.num_compiled == 3
+
+
+def test_mode_chooses_the_runner() -> None:
+    state, backend = toy_decoder().state_dict(), TracingBackend()
+    mode, _ = settle_mode("graph", backend=backend)
+
+    assert type(open_runner(CONFIG, state, backend=backend, num_slots=2)) is EagerRunner
+    assert type(open_runner(CONFIG, state, backend=backend, num_slots=2, mode=mode)) is GraphRunner
+
+
+def test_a_device_may_bring_its_own_operators() -> None:
+    calls: list[str] = []
+
+    def counted_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        calls.append("rms_norm")
+        return ATEN.rms_norm(x, weight, eps)
+
+    def counted_store(cache_BNPH: Tensor, positions_B: Tensor, new_BN1H: Tensor) -> None:
+        calls.append("store")
+        ATEN.store(cache_BNPH, positions_B, new_BN1H)
+
+    class OwnOperators(CpuBackend):
+        def choose_operators(
+            self, config: object, *, dtype: torch.dtype, wanted: OperatorChoice, mode: str
+        ) -> Operators:
+            return ATEN if wanted == "aten" else replace(ATEN, rms_norm=counted_norm, store=counted_store)
+
+    state = toy_decoder().state_dict()
+    for wanted, expected in (("auto", {"rms_norm", "store"}), ("aten", set())):
+        calls.clear()
+        runner = open_runner(CONFIG, state, backend=OwnOperators(), num_slots=2, operators=wanted)
+        runner.prefill([PROMPTS[0][:20]], runner.project_prefix(toy_visual_queries(1)), first_slot=0)
+        runner.decode([5], [20])
+        assert set(calls) == expected

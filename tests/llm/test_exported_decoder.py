@@ -1,8 +1,10 @@
-"""A decoder in ONNX graphs gives the same as torch's: through the engine, in every numeric format."""
+"""A decoder in ONNX graphs gives the same as torch's, and its card is read as it was written, or refused."""
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from llama_adapter.llm.engine.engine import Engine
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from llama_adapter.llm.exported.card import CARD_FILE, read_card
 from llama_adapter.llm.exported.export import linear_names
 from llama_adapter.llm.exported.onnx_program import OnnxProgram
 from llama_adapter.llm.exported.parity import compare
@@ -22,8 +25,8 @@ from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.schemes import QUANTISED
 from llama_adapter.runtime.schemes.int8 import quantise_weight
 from llama_adapter.runtime.schemes.scheme import find_scheme
-from tests.llm import toys
-from tests.llm.exported import exported_card, onnx_runner
+from tests.llm import exported, toys
+from tests.llm.exported import exported_card, onnx_runner, runner_of
 from tests.llm.toys import (
     CONFIG,
     EOS_ID,
@@ -219,15 +222,14 @@ def test_rounding_to_8_bits_in_groups_is_within_half_a_step() -> None:
     assert (back_OI[2, :32] == 0).all()
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["cache in numpy", "cache bound as on a device"])
-def test_a_row_that_is_not_finite_ends_alone(tmp_path: Path, on_device: bool) -> None:
-    decoder = toy_decoder()
-    engine = Engine(onnx_runner(decoder, tmp_path, num_slots=2, on_device=on_device), eos_id=EOS_ID)
-    alone = toy_engine(decoder, num_slots=1)
+@pytest.mark.parametrize("kind", ["kernels", "exact", "onnx", "onnx on a device"])
+def test_a_row_that_is_not_finite_ends_alone(kind: str, tmp_path: Path) -> None:
+    engine = Engine(runner_of(kind, toys.NATIVE, tmp_path, num_slots=2), eos_id=EOS_ID)
+    alone = toy_engine(toy_decoder(toys.NATIVE), num_slots=1)
     prompts, sampling = [(1, 5, 9), (1, 7, 4), (1, 8), (1, 9, 9)], [SamplingParams(max_new_tokens=6)] * 4
-    wanted = answer(alone, toy_requests(alone, prompts, sampling=sampling))
+    wanted = answer(alone, toy_requests(alone, prompts, sampling=sampling, config=toys.NATIVE))
 
-    requests = toy_requests(engine, prompts, sampling=sampling)
+    requests = toy_requests(engine, prompts, sampling=sampling, config=toys.NATIVE)
     requests[1] = dataclasses.replace(requests[1], prefix=Prefix(requests[1].prefix.k, requests[1].prefix.v * np.nan))
     made = answer(engine, requests)
 
@@ -263,3 +265,59 @@ def test_graphs_of_another_decoder_than_the_card_are_refused(tmp_path: Path) -> 
 
     with pytest.raises(GraphError, match="other inputs than a decoder of its card: cache_k_03"):
         OnnxProgram(card, tmp_path / "one", threads=1, num_slots=1)
+
+
+# Cards
+
+CARD = dataclasses.replace(
+    exported.CARD,
+    decoder=toys.CONFIG.to_dict(),
+    fingerprint={"clip": "0 1"},
+    files={"decoder.onnx": "0"},
+    gears=({"rows": 1},),
+    picture_format=exported.PICTURES,
+    vision={"clip": {"image_size": 8}},
+)
+
+
+def test_a_card_is_read_as_it_was_written(tmp_path: Path) -> None:
+    CARD.write(tmp_path)
+    assert read_card(tmp_path) == CARD
+
+
+@pytest.mark.parametrize("without", [("picture_format", "vision"), ("vision",)])
+def test_a_card_of_an_early_export_is_read(without: tuple[str, ...], tmp_path: Path) -> None:
+    card = dataclasses.replace(CARD, **dict.fromkeys(without))
+    card.write(tmp_path)
+    assert not {*without} & json.loads((tmp_path / CARD_FILE).read_text()).keys()
+    assert read_card(tmp_path) == card
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"files": {"decoder.onnx": 1}},
+        {"files": {"decoder.onnx": None}},
+        {"fingerprint": {"clip": [1]}},
+        {"gears": (1,)},
+        {"gears": ({"rows": "x"},)},
+        {"gears": (None,)},
+        {"dtype": "int4"},
+        {"decoder": {}},
+        {"decoder": {**CARD.decoder, "dim": "x"}},
+        {"settings": 7},
+        {"template": "other"},
+        {"picture_format": {"token": "<image>"}},
+        {"vision": [1]},
+        {"picture_format": {**dataclasses.asdict(exported.PICTURES), "token_id": "7"}},
+        *(b"", b"[" * 100_000, b"\xff\0", b"null", b'{"version": ' + b"9" * 5000 + b"}"),
+    ],
+    ids=lambda content: repr(content)[:40],
+)
+def test_a_card_with_a_value_of_another_kind_is_refused(content: dict[str, Any] | bytes, tmp_path: Path) -> None:
+    if isinstance(content, bytes):
+        (tmp_path / CARD_FILE).write_bytes(content)
+    else:
+        dataclasses.replace(CARD, **content).write(tmp_path)
+    with pytest.raises(GraphError, match=r"decoder\.json` cannot be read"):
+        read_card(tmp_path)

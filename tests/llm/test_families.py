@@ -1,6 +1,7 @@
 """Toy decoders of every family, written by transformers and opened as folders, compute what transformers computes."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,19 @@ def test_logits_are_those_of_transformers(family: str, decoder: LlamaAdapterDeco
 
 
 RUNNERS: dict[str, Callable[[LlamaAdapterDecoder, Path], Runner]] = {
+    "exact": lambda decoder, folder: eager(decoder, num_slots=2, shapes=EXACT),
     "bucketed": lambda decoder, folder: eager(decoder, num_slots=2, shapes=BUCKETED),
     "onnx": lambda decoder, folder: onnx_runner(decoder, folder, num_slots=2),
 }
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+# In exact shapes: with windows and two rotations, and with layers without positions. What shapes change does not depend
+# on the rest.
+@pytest.mark.parametrize(
+    ("family", "runner"),
+    [("gemma3", "exact"), ("smollm3", "exact"), *itertools.product(FAMILIES, ("bucketed", "onnx"))],
+    indirect=["family"],
+)
 @pytest.mark.proves("Llama 3, TinyLlama, SmolLM2", "CPU", "ONNX")
 @pytest.mark.proves("Mistral, Phi-3, SmolLM3", "CPU", "ONNX")
 @pytest.mark.proves("Qwen2, Qwen2.5, Qwen3", "CPU", "ONNX")
@@ -102,12 +110,6 @@ def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(
     family: str, runner: str, decoder: LlamaAdapterDecoder, tmp_path: Path
 ) -> None:
     check_greedy_tokens(RUNNERS[runner](decoder, tmp_path), family)
-
-
-# With windows and two rotations, and with layers without positions. What shapes change does not depend on the rest.
-@pytest.mark.parametrize("family", ["gemma3", "smollm3"], indirect=True)
-def test_greedy_tokens_in_exact_shapes_are_those_of_transformers(family: str, decoder: LlamaAdapterDecoder) -> None:
-    check_greedy_tokens(eager(decoder, num_slots=2, shapes=EXACT), family)
 
 
 def check_greedy_tokens(runner: Runner, family: str, *, num_tokens: int = 64) -> None:

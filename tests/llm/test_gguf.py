@@ -355,14 +355,12 @@ def test_keys_give_layers_their_windows(
         assert thetas == [1e4 if window else 1e6 for window in windows]
 
 
-def test_the_theta_of_windows_is_read(tmp_path: Path) -> None:
+def test_the_theta_of_windows_and_keys_of_ollamas_converter_are_read(tmp_path: Path) -> None:
     given = {"rope.freq_base": 3e5}
     for more, theta in (({}, 3e5), ({"rope.freq_base_swa": 2e4}, 2e4)):
         config = config_of("olmo3", given | more, tmp_path)
         assert [(one.theta, one.scaling) for one in config.rotaries] == [(3e5, "yarn"), (theta, "none")]
 
-
-def test_keys_of_ollamas_converter_are_read(tmp_path: Path) -> None:
     names = ("freq_base", "freq_base_swa", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow")
     theirs = ("global.freq_base", "local.freq_base", "scaling.beta_fast", "scaling.beta_slow")
     values = (5e5, 2e4, 16.0, 2.0)

@@ -1,31 +1,20 @@
-"""Large LLaMAs from Meta's 2, 4, 8 and 16 files and from Hugging Face's: small in width, or as shapes only."""
+"""Large LLaMAs from Meta's 2, 4, 8 and 16 files: small in width, or as shapes only."""
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from llama_adapter.app.models.random_model import LLAMA_SIZES, decoder_config
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.adapter import AdapterFile, check_fits
 from llama_adapter.llm.weights.build import plan_decoder
-from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
-from llama_adapter.llm.weights.names import (
-    MATRICES,
-    SplitTensor,
-    checked_source,
-    llama_shapes,
-    matrix_shapes,
-    to_half_split,
-    to_huggingface,
-)
+from llama_adapter.llm.weights.names import SplitTensor, checked_source, llama_shapes, matrix_shapes
 from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.toys import build_decoder, refusal
 
@@ -102,46 +91,23 @@ def write_meta(folder: Path, member: Member, tensors: dict[str, Tensor], *, num_
     return folder
 
 
-def write_huggingface(folder: Path, member: Member, tensors: dict[str, Tensor], *, num_files: int) -> Path:
-    """Write a folder in Hugging Face's form: an index over several safetensors files."""
-    folder.mkdir()
-    sizes = {"hidden_size": member.dim, "intermediate_size": member.ffn_dim, "num_hidden_layers": LAYERS}
-    heads = {"num_attention_heads": member.heads, "num_key_value_heads": member.kv_heads or member.heads}
-    heads |= {"vocab_size": VOCABULARY}
-    (folder / "config.json").write_text(
-        json.dumps({"model_type": "llama", "rms_norm_eps": member.eps, **sizes, **heads})
-    )
-    files: dict[str, dict[str, Tensor]] = {}
-    for index, (name, tensor) in enumerate(tensors.items()):
-        rows = to_half_split(re.sub(r"^layers\.\d+\.|\.weight$", "", name), tensor, member.config)
-        file = f"model-{1 + index % num_files:05d}-of-{num_files:05d}.safetensors"
-        files.setdefault(file, {})[to_huggingface(name)] = rows.contiguous()
-    for file, content in files.items():
-        save_file(content, folder / file)
-    weight_map = {key: file for file, content in files.items() for key in content}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    return folder
-
-
 def state_of(source: Any) -> dict[str, Tensor]:
     return build_decoder(source, None, vocab_size=VOCABULARY)[1]
 
 
 @pytest.mark.proves("Meta's 2, 4 and 8 files", "CPU")
 @pytest.mark.parametrize("member", MEMBERS, ids=ids)
-def test_metas_files_and_hugging_faces_index_give_one_decoder(member: Member, tmp_path: Path) -> None:
+def test_metas_files_give_one_decoder(member: Member, tmp_path: Path) -> None:
     tensors = whole(member)
     one = open_meta(write_meta(tmp_path / "one", member, tensors, num_files=1))
     several = open_meta(write_meta(tmp_path / "several", member, tensors, num_files=member.files))
-    huggingface = open_huggingface(write_huggingface(tmp_path / "hf", member, tensors, num_files=3))
 
     assert len(several.files) == member.files
-    assert several.config == huggingface.config == member.config
+    assert several.config == member.config
     assert all(torch.equal(several.tensors[name].read(), tensor) for name, tensor in tensors.items())
     wanted = state_of(one)
-    for source in (several, huggingface):
-        state = state_of(source)
-        assert [name for name in wanted if not torch.equal(wanted[name], state[name])] == []
+    state = state_of(several)
+    assert [name for name in wanted if not torch.equal(wanted[name], state[name])] == []
 
 
 def test_a_missing_foreign_or_doubled_file_is_told_where_neighbours_have_copies(tmp_path: Path) -> None:
@@ -178,20 +144,10 @@ def true_source(name: str, *, num_files: int) -> Any:
     return checked_source(Path(name), [], tensors, config=config, stated_in="params.json", meaning="", half_split=False)
 
 
-@pytest.mark.parametrize(("name", "num_files"), [("7B", 1), ("13B", 2), ("30B", 4), ("65B", 8)])
-def test_true_sizes_are_whole_heads_in_each_file(name: str, num_files: int) -> None:
-    source, size = true_source(name, num_files=num_files), LLAMA_SIZES[name]
-    config = plan_decoder(source, None, vocab_size=32000)
-
-    assert (config.dim, config.num_layers, config.num_heads, config.ffn_dim) == tuple(
-        getattr(size, field) for field in ("dim", "num_layers", "num_heads", "ffn_dim")
-    )
-    assert config.head_dim == 128
-    assert size.ffn_dim == -(-(8 * size.dim // 3) // 256) * 256  # Meta's formula
-    rows = source.tensors["layers.0.attention.wq.weight"].parts[0].shape[0]
-    assert rows * num_files == size.dim
-    assert rows % config.head_dim == 0
-    assert {len(source.tensors[f"layers.0.{matrix}.weight"].parts) for matrix in MATRICES} == {num_files}
+def test_true_sizes_are_metas() -> None:
+    for size in (LLAMA_SIZES[name] for name in ("7B", "13B", "30B", "65B")):
+        assert size.dim == 128 * size.num_heads
+        assert size.ffn_dim == -(-(8 * size.dim // 3) // 256) * 256
 
 
 def test_the_released_chat_adapter_fits_65b_and_nothing_else() -> None:

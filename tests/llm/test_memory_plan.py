@@ -49,7 +49,7 @@ def test_rows_that_leave_a_tenth_of_the_memory(free: int | None, most: int, rows
     assert fitting_rows(planned, free=free, most=most, unknown=8) == rows
 
 
-def test_plan_counts_all_bytes_and_must_fit() -> None:
+def test_plan_counts_all_bytes_and_must_fit_also_while_it_is_loaded() -> None:
     forms = stored_forms(toy_decoder(), dtype=torch.float32)
     config = EngineConfig(decoder=CONFIG, dtype=torch.float32, num_slots=2)
     plan = planner(config, forms, backend=CpuBackend(), reserved=1000)(2)
@@ -65,8 +65,6 @@ def test_plan_counts_all_bytes_and_must_fit() -> None:
         check_memory(plan, replace(config, num_slots=1), free=0, device="cpu")
     assert "--batch-size" not in caught.value.hint
 
-
-def test_loading_needs_more_than_the_weights_only_until_they_are_loaded() -> None:
     plan = MemoryPlan(weights=1000, slots=30, activations=20, loading=40)
     assert plan.total == 1050
     config = EngineConfig(decoder=CONFIG, dtype=torch.float32)

@@ -5,8 +5,8 @@ The ranks are threads of this process.
 
 import dataclasses
 import threading
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
 from tests.llm.test_native_runner import CONFIG
-from tests.llm.toys import NEEDS_KERNELS, rounding, toy_decoder, toy_prompts, toy_visual_queries
+from tests.llm.toys import FAMILIES, NEEDS_KERNELS, rounding, toy_decoder, toy_prompts, toy_visual_queries
 
 pytestmark = NEEDS_KERNELS
 
@@ -34,6 +34,20 @@ WIDE = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=512, ffn_dim=
 GROUPED = dataclasses.replace(
     WIDE, num_kv_heads=1, norms="both", qk_norm="head", activation="gelu_tanh", score_cap=2.0, logit_cap=5.0
 )
+
+
+ODD = DecoderConfig(
+    vocab_size=301,
+    dim=60,
+    num_layers=2,
+    num_heads=6,
+    ffn_dim=100,
+    norm_eps=1e-6,
+    num_adapter_layers=1,
+    num_queries=3,
+    separate_adapter_kv=True,
+)
+SEPARATE = dataclasses.replace(FAMILIES["grouped"], separate_adapter_kv=True)
 
 
 class Meeting:
@@ -92,32 +106,35 @@ def stored(dtype: torch.dtype, precision: Precision, *, config: DecoderConfig = 
     return dict(quantise(decoder.state_dict().items(), decoder, dtype=dtype, precision=precision))
 
 
-def runner(state: dict[str, Tensor], ranks: Alone = ALONE, *, config: DecoderConfig = CONFIG) -> KernelRunner:
+def runner(
+    state: dict[str, Tensor], ranks: Alone = ALONE, *, config: DecoderConfig = CONFIG, by_torch: bool = False
+) -> Any:
     share = config.share(ranks.rank, ranks.size)
     dtype = state["embedding.weight"].dtype
     parts = take_all(state.items(), whole=config, share=share)
-    engine = EngineConfig(decoder=share, dtype=dtype)
+    engine = EngineConfig(decoder=share, dtype=dtype, operators="aten" if by_torch else "auto")
     made = place_decoder(engine, parts, backend=CpuBackend(), ranks=ranks).runner(4)
-    if not isinstance(made, KernelRunner):
+    if not by_torch and not isinstance(made, KernelRunner):
         pytest.skip(f"this processor has no kernels for {dtype}")
     return made
 
 
-def logits(runner: KernelRunner) -> Tensor:
+def logits(runner: Any) -> Tensor:
     """Logits of prompts, of steps after them, and scores of continuations."""
     queries_BQD = toy_visual_queries(4, config=runner.config.decoder)
     prompts, pictures = toy_prompts(4, longest=20), runner.project_prefix(queries_BQD)
-    found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
-    found += [
-        runner.decode([5, 6, 7, 8], [len(prompt) + step for prompt in prompts]).logits_RV.copy() for step in range(2)
-    ]
+    found = [torch.as_tensor(runner.prefill(prompts, pictures, first_slot=0).logits_RV)]
+    for step in range(2):
+        positions = [len(prompt) + step for prompt in prompts]
+        found.append(torch.as_tensor(runner.decode([5, 6, 7, 8], positions).logits_RV).clone())
     scores = runner.score(ScorePlan(range(4), prompts, [((3, 4), (5,))] * 4, pictures))
-    return torch.cat([torch.tensor(part).flatten() for part in (*found, scores)])
+    return torch.cat([part.flatten() for part in (*found, torch.tensor(scores))])
 
 
-def of_all_ranks(runners: Iterable[KernelRunner]) -> list[Tensor]:
-    runners = list(runners)
-    with ThreadPoolExecutor(len(runners)) as threads:
+def of_all_ranks(state: dict[str, Tensor], size: int, **options: Any) -> list[Tensor]:
+    meeting = Meeting(size)
+    runners = [runner(state, ThreadRank(rank, meeting), **options) for rank in range(size)]
+    with ThreadPoolExecutor(size) as threads:
         return list(threads.map(logits, runners))
 
 
@@ -139,9 +156,8 @@ def test_all_ranks_have_the_whole_decoders_logits(
     config: DecoderConfig, dtype: torch.dtype, precision: Precision, size: int
 ) -> None:
     state = stored(dtype, precision, config=config)
-    meeting = Meeting(size)
 
-    first, *others = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=config) for rank in range(size))
+    first, *others = of_all_ranks(state, size, config=config)
 
     assert all(torch.equal(first, other) for other in others)
     whole = logits(runner(state, config=config))
@@ -154,6 +170,20 @@ def test_all_ranks_have_the_whole_decoders_logits(
     assert (first - whole).norm() <= 2 * (whole - exact).norm()
 
 
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [(ODD, 2), (ODD, 4), (SEPARATE, 2), (SEPARATE, 3), (FAMILIES["gemma"], 4), (FAMILIES["windows"], 4)],
+    ids=["odd sizes-2", "odd sizes-4", "grouped-2", "grouped-3", "gemma-4", "windows-4"],
+)
+def test_ranks_in_torch_have_the_whole_decoders_logits(config: DecoderConfig, size: int) -> None:
+    state = stored(torch.float32, "float", config=config)
+
+    whole = logits(runner(state, config=config, by_torch=True))
+
+    for found in of_all_ranks(state, size, config=config, by_torch=True):
+        assert difference(found, whole) <= 2 * 2 * rounding(config)  # scores are of up to two tokens
+
+
 @pytest.mark.parametrize(("config", "size"), [(WIDE, 2), (WIDE, 3), (dataclasses.replace(WIDE, ffn_dim=512), 2)])
 def test_ranks_in_int4_round_activations_as_one_process_does(config: DecoderConfig, size: int) -> None:
     """Except for the few activations that another order of sums moves over a rounding boundary.
@@ -161,9 +191,8 @@ def test_ranks_in_int4_round_activations_as_one_process_does(config: DecoderConf
     They change the logits of their row. With other groups, every row would differ.
     """
     state = stored(torch.float32, "int4", config=config)
-    meeting = Meeting(size)
 
-    first, *_ = of_all_ranks(runner(state, ThreadRank(rank, meeting), config=config) for rank in range(size))
+    first, *_ = of_all_ranks(state, size, config=config)
 
     differences = (first - logits(runner(state, config=config)))[: 12 * config.vocab_size].abs()
     is_near = differences.view(12, -1).amax(1) <= rounding(config)

@@ -11,10 +11,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.engine.engine import Engine
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import Prefix
 from llama_adapter.llm.rotary import Rotary
 from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, PrefillPlan, ScorePlan
-from llama_adapter.llm.runners.draw import NO_TOKEN, Draw, Rules
+from llama_adapter.llm.runners.draw import Draw, Rules
 from llama_adapter.llm.runners.eager import EagerRunner
 from llama_adapter.llm.runners.kernels import KernelRunner
 from llama_adapter.runtime.kernels.library import find_library
@@ -22,17 +24,21 @@ from llama_adapter.runtime.kernels.threads import num_threads, torch_stands_asid
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.state import dequantise, quantise
 from tests.bounds import difference
-from tests.llm.toys import NATIVE as CONFIG
 from tests.llm.toys import (
+    FAMILIES,
     NEEDS_KERNELS,
+    answer,
     open_runner,
     rounding,
     toy_decoder,
     toy_past,
     toy_prompts,
+    toy_requests,
     toy_visual_queries,
 )
+from tests.llm.toys import NATIVE as CONFIG
 
+SIZES: dict[str, Any] = {"dim": CONFIG.dim, "ffn_dim": CONFIG.ffn_dim}
 CONFIGS = {
     "heads of 32": CONFIG,
     "heads of 64": dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=2),
@@ -42,38 +48,17 @@ CONFIGS = {
     "no queries": dataclasses.replace(CONFIG, num_queries=0),
     "one layer": dataclasses.replace(CONFIG, num_layers=1, num_adapter_layers=1),
     "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
-    # As families of decoders differ. Windows are shorter than prompts, caps near the size of scores and logits.
+    # As families of decoders differ.
     "groups of 3": dataclasses.replace(CONFIG, num_heads=6, num_kv_heads=2, head_dim=64),
     "groups of 7, heads of 80": dataclasses.replace(CONFIG, num_heads=7, num_kv_heads=1, head_dim=80),
-    "Qwen 3": dataclasses.replace(CONFIG, num_heads=2, num_kv_heads=1, head_dim=128, qk_norm="head", rope_theta=1e6),
-    "Gemma 2": dataclasses.replace(
-        CONFIG,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=96,
-        norms="both",
-        activation="gelu_tanh",
-        score_cap=1.5,
-        logit_cap=4.0,
-        layer_windows=(6, 0, 6),
+    "grouped": dataclasses.replace(FAMILIES["grouped"], **SIZES, num_heads=2, num_kv_heads=1, head_dim=128),
+    "gemma": dataclasses.replace(FAMILIES["gemma"], **SIZES, head_dim=256),
+    "olmo": dataclasses.replace(FAMILIES["olmo"], **SIZES, head_dim=96),
+    "windows": dataclasses.replace(
+        FAMILIES["windows"], **SIZES, num_heads=8, head_dim=16, rotaries=(Rotary(share=0.75),)
     ),
-    "Gemma 3": dataclasses.replace(
-        CONFIG,
-        num_heads=4,
-        num_kv_heads=1,
-        head_dim=256,
-        norms="both",
-        activation="gelu_tanh",
-        qk_norm="head",
-        rotaries=(Rotary(theta=1e6, scaling="linear", factor=8.0), Rotary()),
-        layer_rotaries=(1, 1, 0),
-        layer_windows=(7, 7, 0),
-    ),
-    "OLMo 2": dataclasses.replace(CONFIG, num_kv_heads=2, norms="after", qk_norm="all"),
-    "SmolLM 3": dataclasses.replace(CONFIG, num_heads=8, num_kv_heads=2, head_dim=16, layer_rotaries=(0, -1, 0)),
-    "Phi 3": dataclasses.replace(CONFIG, rotaries=(Rotary(share=0.75),), layer_windows=(9, 9, 9)),
 }
-WITH_BIAS = dataclasses.replace(CONFIGS["Qwen 3"], separate_adapter_kv=True)  # also behind LoRA
+WITH_BIAS = dataclasses.replace(CONFIGS["grouped"], separate_adapter_kv=True)  # also behind LoRA
 DTYPES = (torch.float32, torch.bfloat16)
 
 pytestmark = NEEDS_KERNELS
@@ -107,23 +92,28 @@ def prefixes(runner: EagerRunner | KernelRunner, count: int) -> list[Prefix]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.proves("fused operators or kernels", "CPU")
 @pytest.mark.proves("fused decode steps of other bases than LLaMA", "CPU")
-def test_prefill_and_steps_give_the_plain_decoders_logits(config: DecoderConfig, dtype: torch.dtype) -> None:
-    ours, plain = runners(config, dtype=dtype)
-    prompts = toy_prompts(4, longest=20)
-    positions = [len(prompt) for prompt in prompts]
-    limit = rounding(config, dtype=dtype)
+def test_prefill_steps_and_scores_are_the_plain_decoders(config: DecoderConfig, dtype: torch.dtype) -> None:
+    prompts, limit = toy_prompts(4, longest=20), rounding(config, dtype=dtype)
+    continuations = ((3, 4, 5), (6,), (7, 8), (3, 4), (9,))
+    asked = [continuations[: 2 + index] for index in range(4)]
+    # Windows count positions of the past too.
+    for num_past in (0, 4) if config.layer_windows and dtype == torch.float32 else (0,):
+        both = runners(config, dtype=dtype, past=toy_past(config, num_past))
+        pictures = [prefixes(runner, 4) for runner in both]
 
-    made = [runner.prefill(prompts, prefixes(runner, 4), first_slot=0) for runner in (ours, plain)]
-    for _ in range(6):
-        logits = [torch.as_tensor(one.logits_RV) for one in made]
-        assert difference(*logits) <= limit
-        tokens = logits[1].argmax(-1).tolist()
-        made = [runner.decode(tokens, positions) for runner in (ours, plain)]
-        positions = [position + 1 for position in positions]
-    assert difference(*(torch.as_tensor(one.logits_RV) for one in made)) <= limit
+        plans = [ScorePlan(range(4), prompts, asked, shown) for shown in pictures]
+        scored = [runner.score(plan) for runner, plan in zip(both, plans, strict=True)]
+        for scores in zip(*scored, strict=True):
+            assert difference(*map(torch.tensor, scores)) <= 2 * 3 * limit  # of up to three tokens
+        made = [runner.prefill(prompts, shown, first_slot=0) for runner, shown in zip(both, pictures, strict=True)]
+        for step in range(7):
+            logits = [torch.as_tensor(one.logits_RV) for one in made]
+            assert difference(*logits) <= limit
+            tokens, positions = logits[1].argmax(-1).tolist(), [len(prompt) + step for prompt in prompts]
+            made = [runner.decode(tokens, positions) for runner in both]
 
 
-@pytest.mark.parametrize("name", ["heads of 32", "groups of 7, heads of 80", "Gemma 2", "Gemma 3"])
+@pytest.mark.parametrize("name", ["heads of 32", "groups of 7, heads of 80", "gemma"])
 def test_rows_are_bitwise_independent_of_the_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = runners(CONFIGS[name])
     prompts, pictures = toy_prompts(6), prefixes(ours, 6)
@@ -162,49 +152,6 @@ def test_pictures_that_are_asked_the_same_answer_as_each_alone(config: DecoderCo
         assert ours.score(asked) == [scores[row]]
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_continuations_are_scored_as_by_the_plain_decoder(config: DecoderConfig) -> None:
-    ours, plain = runners(config)
-    continuations = ((3, 4, 5), (6,), (7, 8), (3, 4))
-    asked = [continuations[: 2 + index] for index in range(3)]
-    scored = [runner.score(ScorePlan(range(3), toy_prompts(3), asked, prefixes(runner, 3))) for runner in (ours, plain)]
-
-    for scores in zip(*scored, strict=True):
-        assert difference(*map(torch.tensor, scores)) <= 2 * 3 * rounding(config)  # of up to three tokens
-
-
-@pytest.mark.parametrize("name", ["Gemma 2", "Phi 3"])
-def test_windows_count_positions_of_the_past_too(name: str) -> None:
-    config = CONFIGS[name]
-    prompts, both = toy_prompts(3, longest=12), runners(config, past=toy_past(config, 4))
-    results = []
-    for runner in both:
-        pictures = prefixes(runner, 3)
-        plan = ScorePlan(range(3), prompts, [((3, 4, 5), (6, 7))] * 3, pictures)
-        parts = [torch.as_tensor(runner.prefill(prompts, pictures, first_slot=0).logits_RV)]
-        for step in range(3):
-            made = runner.decode([5, 6, 7], [len(prompt) + step for prompt in prompts])
-            parts.append(torch.as_tensor(made.logits_RV).clone())
-        results.append((torch.cat(parts), torch.tensor(runner.score(plan))))
-
-    (ours, our_scores), (plain, plain_scores) = results
-    assert difference(ours, plain) <= rounding(config)
-    assert difference(our_scores, plain_scores) <= 2 * 3 * rounding(config)  # of up to three tokens
-
-
-def test_scoring_leaves_running_rows_alone() -> None:
-    ours, _ = runners()
-    prompts, pictures = toy_prompts(2), prefixes(ours, 2)
-    ours.prefill(prompts, pictures, first_slot=0)
-    positions = [len(prompt) for prompt in prompts]
-    expected = ours.decode([5, 6], positions).logits_RV.copy()
-
-    ours.prefill(prompts, pictures, first_slot=0)
-    ours.score(ScorePlan([0], prompts[1:], [((3,), (4, 5))], pictures[:1]))
-
-    assert np.array_equal(ours.decode([5, 6], positions).logits_RV.copy(), expected)
-
-
 def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, _ = runners()
     prompts, pictures = toy_prompts(6, longest=60), prefixes(ours, 6)
@@ -214,18 +161,6 @@ def test_many_long_prompts_go_through_in_portions(monkeypatch: pytest.MonkeyPatc
 
     assert np.array_equal(ours.prefill(prompts, pictures, first_slot=0).logits_RV, whole[0])
     assert ours.score(plan) == whole[1]
-
-
-def test_nan_prefix_ends_its_row_only() -> None:
-    ours, _ = runners()
-    pictures = prefixes(ours, 2)
-    broken = Prefix(pictures[1].k, pictures[1].v * float("nan"))
-
-    logits_RV, best_R = ours.prefill(toy_prompts(2), [pictures[0], broken], first_slot=0)
-
-    assert np.isfinite(logits_RV[0]).all()
-    assert not np.isfinite(logits_RV[1]).any()
-    assert best_R.tolist() == [int(logits_RV[0].argmax()), NO_TOKEN]
 
 
 def test_of_equal_logits_the_first_token_is_the_best() -> None:
@@ -283,12 +218,18 @@ def test_prefill_equals_single_steps_bitwise(config: DecoderConfig, dtype: torch
     assert np.array_equal(logits, whole)
 
 
-def test_unsupported_decoders_run_in_torch() -> None:
+def test_unsupported_decoders_run_in_torch_and_the_operators_of_others_name_the_instruction_set() -> None:
     narrow = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, num_heads=16)
 
     runner = open_runner(narrow, num_slots=2)
 
     assert type(runner) is EagerRunner
+
+    library = find_library().library
+    assert library is not None
+    runner = open_runner(CONFIG, num_slots=1)
+
+    assert runner.operators_name == f"native {library.instruction_set}"
 
 
 # As in SmolLM2, widths are no multiples of the 128 inputs whose activations share a scale.
@@ -314,14 +255,6 @@ def test_weights_of_few_bits_run_in_kernels_or_are_dequantised(
     assert difference(widened, float_plain) <= rounding(config)
     error = (quantised - float_native).norm() / float_native.norm()
     assert least < error < most  # its activations are rounded to 8 bits
-
-
-def test_the_operators_name_the_instruction_set() -> None:
-    library = find_library().library
-    assert library is not None
-    runner = open_runner(CONFIG, num_slots=1)
-
-    assert runner.operators_name == f"native {library.instruction_set}"
 
 
 class _NoTorch(TorchFunctionMode):
@@ -382,3 +315,49 @@ def test_prefixes_are_those_of_the_adapters_module(config: DecoderConfig, dtype:
     for ours, plain in zip(*(prefixes(runner, 3) for runner in runners(config, dtype=dtype)), strict=True):
         for made, wanted in zip(ours, plain, strict=True):
             torch.testing.assert_close(torch.from_numpy(made), wanted.float(), rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("are_equal", [True, False], ids=["equal prompts", "different prompts"])
+def test_a_mixed_step_gives_the_logits_of_its_parts(
+    are_equal: bool, dtype: torch.dtype, config: DecoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = runners(config, dtype=dtype)
+    prompts, pictures = toy_prompts(6, longest=20), prefixes(ours, 6)
+    running, admitted = prompts[:3], [prompts[3]] * 3 if are_equal else prompts[3:]
+    first = PrefillPlan(range(3), running, pictures[:3], [None] * 3, first_slot=0)
+    step = DecodePlan(range(3), [len(prompt) for prompt in running], [None] * 3)
+    prefill = PrefillPlan(range(3, 6), admitted, pictures[3:], [None] * 3, first_slot=3)
+    positions = [len(prompt) + 1 for prompt in running] + [len(prompt) for prompt in admitted]
+
+    newest: Any = ours.run(first)
+    expected = [
+        ours.decode(newest.token_ids, step.positions).logits_RV.copy(),
+        ours.prefill(admitted, pictures[3:], first_slot=3).logits_RV,
+        ours.decode([5] * 6, positions).logits_RV.copy(),
+    ]
+    for most_tokens in (2048, 10):  # in one portion, and in several
+        monkeypatch.setattr("llama_adapter.llm.runners.ragged.MAX_TOKENS", most_tokens)
+        ours.reset()
+        ours.run(first)
+        given = [ours.predict(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.copy()]
+        assert np.array_equal(np.concatenate(given), np.concatenate(expected))
+
+
+# A decode step in the program of a prefill
+
+
+def test_running_rows_go_on_while_new_ones_are_admitted() -> None:
+    """That they answer the same is shown by the property test of schedules in test_engine.py."""
+    runner, plans = open_native(CONFIG, toy_decoder(CONFIG).state_dict(), num_slots=3), list[Any]()
+    run, engine = runner.run, Engine(runner, eos_id=-7)
+    runner.run = lambda plan: plans.append(plan) or run(plan)  # type: ignore[method-assign, assignment, func-returns-value]
+    sampling = [SamplingParams(max_new_tokens=3 + 2 * index) for index in range(6)]
+    answer(engine, toy_requests(engine, toy_prompts(6), sampling=sampling, config=CONFIG))
+
+    mixed = [plan for plan in plans if isinstance(plan, MixedPlan)]
+    assert len(mixed) >= 3
+    assert all(len(plan.decode.rows) == plan.prefill.first_slot > 0 for plan in mixed)
+    assert sum(isinstance(plan, PrefillPlan) for plan in plans) == 1
+    assert max(len(plan.rows) for plan in plans) == 3

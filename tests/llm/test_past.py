@@ -3,10 +3,7 @@
 import dataclasses
 import io
 import pickle
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,23 +12,21 @@ from safetensors.torch import save_file
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.past import PastKeyValues
-from llama_adapter.llm.runners.base import Runner
-from llama_adapter.llm.runners.shapes import BUCKETED, EXACT, STEPPED
+from llama_adapter.llm.runners.shapes import BUCKETED, EXACT
 from llama_adapter.llm.weights.past import read_past, write_pre_caches
 from llama_adapter.runtime.errors import CheckpointError
 from tests.bounds import difference, unit
-from tests.llm.exported import onnx_runner
+from tests.llm.exported import runner_of
 from tests.llm.toys import (
     EOS_ID,
     FAMILIES,
     answer,
     drain,
     eager,
-    open_runner,
     rounding,
+    to_score,
     toy_decoder,
     toy_past,
     toy_prompts,
@@ -42,26 +37,9 @@ from tests.llm.toys import NATIVE as CONFIG
 
 DECODER = toy_decoder(CONFIG)
 TEXT = (1, 17, 250, 33, 8)  # the tokens of the past
-MakeRunner = Callable[..., Runner]
 
 
-def chosen(*, folder: Path, **options: Any) -> Any:
-    """The runner that the product chooses."""
-    return open_runner(CONFIG, **options)
-
-
-def plain(*, folder: Path, **options: Any) -> Runner:
-    return eager(DECODER, **options)
-
-
-def onnx(*, folder: Path, **options: Any) -> Runner:
-    return onnx_runner(DECODER, folder, **options)
-
-
-RUNNERS = [
-    *(chosen, plain, partial(plain, shapes=BUCKETED), partial(plain, shapes=STEPPED)),
-    *(onnx, partial(onnx, on_device=True)),
-]
+RUNNERS = ("kernels", "exact", "bucketed", "stepped", "onnx", "onnx on a device")
 SETTINGS = [SamplingParams(max_new_tokens=11), SamplingParams(max_new_tokens=9, temperature=0.8, seed=3)]
 
 
@@ -72,28 +50,33 @@ def text_past() -> PastKeyValues:
     return runner.kept(num_tokens=len(TEXT))
 
 
-@pytest.mark.parametrize("make", RUNNERS)
+@pytest.mark.parametrize("kind", RUNNERS)
 @pytest.mark.parametrize("num_slots", [1, 3])
-def test_a_past_is_a_text_in_front_of_every_prompt(make: MakeRunner, num_slots: int, tmp_path: Path) -> None:
+def test_a_past_is_a_text_in_front_of_every_prompt(kind: str, num_slots: int, tmp_path: Path) -> None:
     prompts = toy_prompts(7, longest=20)
     settings = [SETTINGS[number % 2] for number in range(len(prompts))]
-    whole = Engine(eager(DECODER, num_slots=1), eos_id=EOS_ID)
-    engine = Engine(make(num_slots=num_slots, past=text_past(), folder=tmp_path), eos_id=EOS_ID)
+    runner = runner_of(kind, CONFIG, tmp_path, num_slots=num_slots, past=text_past())
+    whole, engine = Engine(eager(DECODER, num_slots=1), eos_id=EOS_ID), Engine(runner, eos_id=EOS_ID)
     engine.warm_up(prompt_tokens=9, new_tokens=5)
 
-    wanted, made = (
-        answer(
-            one,
-            [
-                dataclasses.replace(request, prefix=one.empty_prefix())
-                for request in toy_requests(one, texts, sampling=settings, config=CONFIG)
-            ],
-        )
-        for one, texts in ((whole, [(*TEXT, *prompt) for prompt in prompts]), (engine, prompts))
-    )
+    answered, scores = [], []
+    for one, texts in ((whole, [(*TEXT, *prompt) for prompt in prompts]), (engine, prompts)):
+        requests = [
+            dataclasses.replace(request, prefix=one.empty_prefix())
+            for request in toy_requests(one, texts, sampling=settings, config=CONFIG)
+        ]
+        answered.append(answer(one, requests))
+        for request in requests[:3]:
+            one.submit(to_score(request, ((5, 6, 7), (8,), (5, 9))))
+        scores.append({output.request_id: output.logprobs for output in drain(one)})
 
-    assert made == wanted
-    assert any(len(ids) > 3 for ids, _ in wanted.values())
+    assert answered[1] == answered[0]
+    assert any(len(ids) > 3 for ids, _ in answered[0].values())
+    for number in range(3):
+        assert scores[1][number] == pytest.approx(scores[0][number], abs=2 * 3 * rounding(CONFIG))
+    for slot in range(num_slots):
+        runner.clear(slot)
+    assert answer(engine, requests) == answered[0], "a cleared slot keeps its past"
 
 
 @pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
@@ -125,42 +108,14 @@ def test_keys_are_shifted_as_each_layer_rotates(config: DecoderConfig, tmp_path:
         assert is_equal == (config.rotary_of(layer) is None)
 
 
-@pytest.mark.parametrize("make", RUNNERS)
-def test_choices_are_scored_behind_it(make: MakeRunner, tmp_path: Path) -> None:
-    prompts, choices = toy_prompts(3, longest=9), ((5, 6, 7), (8,), (5, 9))
-    whole = Engine(eager(DECODER, num_slots=1), eos_id=EOS_ID)
-    engine = Engine(make(num_slots=2, past=text_past(), folder=tmp_path), eos_id=EOS_ID)
-
-    scores = []
-    for one, texts in ((whole, [(*TEXT, *prompt) for prompt in prompts]), (engine, prompts)):
-        for number, text in enumerate(texts):
-            prefix = one.empty_prefix()
-            one.submit(ScoreRequest(id=number, prompt_ids=text, continuations=choices, prefix=prefix))
-        scores.append({output.request_id: output.logprobs for output in drain(one)})
-
-    for number in range(len(prompts)):
-        assert scores[1][number] == pytest.approx(scores[0][number], abs=2 * 3 * rounding(CONFIG))
-
-
-def test_the_context_holds_past_prompt_and_answer(tmp_path: Path) -> None:
-    engine = Engine(plain(num_slots=1, past=text_past(), folder=tmp_path), eos_id=-1)
+def test_the_context_holds_past_prompt_and_answer() -> None:
+    engine = Engine(eager(DECODER, num_slots=1, past=text_past()), eos_id=-1)
     prompt = tuple([1] * (CONFIG.context - len(TEXT) - 4))
 
     [request] = toy_requests(engine, [prompt], sampling=[SamplingParams(max_new_tokens=50)], config=CONFIG)
 
     ids, finish = answer(engine, [request])[0]
     assert (len(ids), finish) == (4, "length")
-
-
-def test_a_cleared_slot_keeps_its_past(tmp_path: Path) -> None:
-    for make in RUNNERS:
-        runner = make(num_slots=2, past=text_past(), folder=tmp_path)
-        engine = Engine(runner, eos_id=EOS_ID)
-        [request] = toy_requests(engine, [(1, 9, 30)], sampling=[SamplingParams(max_new_tokens=6)], config=CONFIG)
-        first = answer(engine, [request])
-        for slot in range(2):
-            runner.clear(slot)
-        assert answer(engine, [request]) == first
 
 
 @pytest.mark.parametrize("config", [CONFIG, *FAMILIES.values()], ids=["llama", *FAMILIES])

@@ -26,16 +26,12 @@ def test_prompt_is_formatted_as_in_the_reference(prompt: dict[str, str]) -> None
     assert format_prompt(prompt["instruction"], prompt.get("input")) == prompt["text"]
 
 
-def test_an_empty_string_is_an_input() -> None:
+def test_an_empty_string_is_an_input_and_braces_are_plain_text() -> None:
     assert "### Input:\n\n\n### Response:" in format_prompt("What?", "")
     assert "### Input:" not in format_prompt("What?")
 
-
-def test_braces_are_plain_text() -> None:
     assert "\n{instruction} {0}\n" in format_prompt("{instruction} {0}", "{input}")
 
-
-def test_other_values_are_formatted_as_python_does() -> None:
     number: Any = 5
     assert "\n5\n" in format_prompt(number)
 
@@ -51,7 +47,7 @@ def test_a_question_follows_the_example() -> None:
     assert (question, rest) == ("Human: Why?", "Assistant:")
 
 
-def test_turns_follow_in_their_order_and_empty_ones_are_left_out() -> None:
+def test_turns_follow_in_their_order_and_texts_of_the_system_replace_the_first_sentences() -> None:
     turns = [("user", "Hello"), ("assistant", "Hi."), ("user", ""), ("user", "Why?")]
 
     assert format_conversation(turns).split("###")[3:] == [  # type: ignore[arg-type]
@@ -61,8 +57,6 @@ def test_turns_follow_in_their_order_and_empty_ones_are_left_out() -> None:
         "Assistant:",
     ]
 
-
-def test_texts_of_the_system_replace_the_first_sentences() -> None:
     text = format_conversation([("system", "Be brief."), ("system", "Be kind."), ("user", "Why?")])
 
     assert text.startswith("Be brief.\nBe kind.###Human: What are the key")

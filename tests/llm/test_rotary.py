@@ -13,18 +13,17 @@ from llama_adapter.llm.rotary import Rotary
 
 HEAD_DIM = 64
 _FACTORS = {"short": [1.0 + i / 10 for i in range(24)], "long": [2.0 + i / 3 for i in range(24)]}
-_YARN = {"factor": 4.0, "original_max_position_embeddings": 4096}
-# transformers' rope_parameters, and our fields.
+# transformers' rope_parameters, and our fields. Others are in models of test_sources_of_families.py.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "linear": ({"factor": 4.0}, {"factor": 4.0}),
     "dynamic": ({"factor": 2.0}, {"factor": 2.0, "original_context": 2048}),
-    "llama3": (
-        {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-        {"factor": 8.0, "original_context": 8192},
-    ),
-    "yarn": (_YARN, {"factor": 4.0, "original_context": 4096}),
     "yarn with scales": (
-        {**_YARN, "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False},
+        {
+            "factor": 4.0,
+            "original_max_position_embeddings": 4096,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.1,
+            "truncate": False,
+        },
         {"factor": 4.0, "original_context": 4096, "mscale": 0.7, "mscale_all_dim": 1.1, "truncate": False},
     ),
     "longrope": (

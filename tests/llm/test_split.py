@@ -1,50 +1,25 @@
-"""Shares of a decoder: together they are the whole, for every kind of checkpoint, and their outputs add up."""
+"""Shares of a decoder: how it is divided, and reading them from every kind of checkpoint.
+
+That they are the whole together is shown by the logits in test_native_ranks.py.
+"""
 
 import dataclasses
-import itertools
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
-from llama_adapter.llm.load import decoder_from_state
-from llama_adapter.llm.model.llama import LlamaAdapterDecoder, use_ranks
 from llama_adapter.llm.past import PastKeyValues
-from llama_adapter.llm.split import dense, is_added_once, share_of, take, take_all
+from llama_adapter.llm.split import dense, share_of, take
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
 from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.ranks import Alone
-from llama_adapter.runtime.schemes.state import quantise
 from tests.bounds import difference, largest, unit
-from tests.llm.test_native_ranks import Meeting, ThreadRank
-from tests.llm.toys import (
-    CONFIG,
-    FAMILIES,
-    GOLDEN,
-    eager,
-    rounding,
-    toy_decoder,
-    toy_prompts,
-    toy_visual_queries,
-)
-
-ODD = DecoderConfig(
-    vocab_size=301,
-    dim=60,
-    num_layers=2,
-    num_heads=6,
-    ffn_dim=100,
-    norm_eps=1e-6,
-    num_adapter_layers=1,
-    num_queries=3,
-    separate_adapter_kv=True,
-)
+from tests.llm.test_native_ranks import ODD
+from tests.llm.toys import CONFIG, GOLDEN
 
 
 class Place(Alone):
@@ -102,81 +77,6 @@ def test_what_cannot_be_divided_is_refused(size: int, words: str) -> None:
     config = ODD if size == 7 else ODD.share(1, 2)
     with pytest.raises(UsageError, match=words):
         share_of(config, Place(0, size))
-
-
-def reassembled(name: str, parts: list[Tensor], whole: DecoderConfig) -> Tensor:
-    """The inverse of `take`, written directly from the definition."""
-    if is_added_once(name):
-        assert not any(part.any() for part in parts[1:])
-        return parts[0]
-    pieces = {"attention.qkv": (3, 0), "feed_forward.gate_up": (2, 0), "adapter.kv": (2, 0), "adapter.gates": (1, 1)}
-    pieces |= {"embedding": (1, 0), "head.": (1, 0), "attention.out": (1, 1), "feed_forward.down": (1, 1)}
-    found = next((how for part, how in pieces.items() if part in name), None)
-    if found is None:
-        return parts[0]
-    count, axis = found
-    if axis == 1 and parts[0].ndim == 1:
-        return parts[0]
-    chunks = [part.chunk(count, dim=0) for part in parts]
-    if "attention.qkv" in name:
-        own = [(share.attention_dim, share.kv_dim, share.kv_dim) for share in shares(whole, len(parts))]
-        chunks = [part.split(rows) for part, rows in zip(parts, own, strict=True)]
-    return torch.cat([torch.cat([chunk[one] for chunk in chunks], dim=axis) for one in range(count)])
-
-
-@pytest.mark.parametrize(("family", "size"), [("grouped", 2), ("grouped", 3), ("gemma", 4), ("windows", 4)])
-def test_ranks_with_shared_keys_give_the_logits_of_the_whole(family: str, size: int) -> None:
-    config = dataclasses.replace(FAMILIES[family], separate_adapter_kv=family == "grouped")
-    whole, prompts, queries = toy_decoder(config), toy_prompts(3, longest=20), toy_visual_queries(3, config=config)
-    meeting = Meeting(size)
-
-    def logits(decoder: LlamaAdapterDecoder) -> torch.Tensor:
-        runner = eager(decoder, num_slots=3)
-        pictures = runner.project_prefix(queries)
-        found = [runner.prefill(prompts, pictures, first_slot=0).logits_RV]
-        found += [runner.decode([5, 6, 7], [len(prompt) + step for prompt in prompts]).logits_RV for step in range(2)]
-        return torch.cat(found)
-
-    def logits_of(rank: int) -> torch.Tensor:
-        share = config.share(rank, size)
-        state = dict(take_all(whole.state_dict().items(), whole=config, share=share))
-        decoder = decoder_from_state(share, state)
-        use_ranks(decoder, ThreadRank(rank, meeting))
-        return logits(decoder)
-
-    with ThreadPoolExecutor(size) as threads:
-        for found in threads.map(logits_of, range(size)):
-            assert difference(found, logits(whole)) <= rounding(config)
-
-
-@pytest.mark.parametrize(
-    ("config", "size"),
-    [
-        *itertools.product([CONFIG, ODD], [2, 3, 4]),
-        *((FAMILIES["grouped"], 2), (FAMILIES["grouped"], 3), (FAMILIES["windows"], 2)),
-    ],
-)
-def test_the_shares_of_a_state_dict_are_its_parts(config: DecoderConfig, size: int) -> None:
-    state = toy_decoder(config).state_dict()
-    parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, size)]
-    for share, part in zip(shares(config, size), parts, strict=True):
-        with torch.device("meta"):
-            sketch = LlamaAdapterDecoder(share)
-        assert {name: tensor.shape for name, tensor in sketch.state_dict().items()} == {
-            name: tensor.shape for name, tensor in part.items()
-        }
-    for name, tensor in state.items():
-        assert torch.equal(reassembled(name, [part[name] for part in parts], config), tensor), name
-
-
-@pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_quantised_weights_are_divided_as_they_are_stored(precision: Any) -> None:
-    config = dataclasses.replace(CONFIG, head_dim=0, num_kv_heads=0, dim=128, num_heads=4, ffn_dim=256)
-    decoder = toy_decoder(config)
-    state = dict(quantise(decoder.state_dict().items(), decoder, dtype=torch.float32, precision=precision))
-    parts = [dict(take_all(state.items(), whole=config, share=share)) for share in shares(config, 2)]
-    for name, tensor in state.items():
-        assert torch.equal(reassembled(name, [part[name] for part in parts], config), tensor), name
 
 
 def test_a_group_of_4_bit_weights_is_not_torn_apart() -> None:

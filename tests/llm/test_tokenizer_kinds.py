@@ -12,6 +12,9 @@ import regex
 import sentencepiece
 import tokenizers
 import transformers
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from llama_adapter.llm.chat import ChatFormat
@@ -119,17 +122,6 @@ def test_a_part_of_a_character_has_the_names_of_its_bytes() -> None:
     assert tokenizer.name_of(tokenizer.marks["<|im_end|>"].id) == "<|im_end|>"
     llama = Tokenizer.from_bytes(sentencepiece_model())
     assert IncrementalDetokenizer(llama).peek(llama.eos_id) == "</s>"
-
-
-@pytest.mark.parametrize(
-    ("kind", "begins"), [("Llama 3", "<|begin_of_text|>"), ("Qwen", None), ("Mistral", "<|begin_of_text|>")]
-)
-def test_the_begin_token_is_that_of_the_file(kind: str, begins: str | None) -> None:
-    tokenizer = opened(kind)
-
-    assert tokenizer.bos_id == (None if begins is None else tokenizer.marks[begins].id)
-    assert tokenizer.encode("a")[: bool(begins)] == ([] if begins is None else [tokenizer.bos_id])
-    assert tokenizer.encode("a")[bool(begins) :] == tokenizer.encode("a", bos=False)
 
 
 # Byte ranks, as in Llama 3's `tokenizer.model`
@@ -321,11 +313,7 @@ def test_the_files_beside_it_say_how_a_tokenizer_is_used(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"),
-    [
-        (SENTENCEPIECE, {"tokenizer.model"}),
-        ("Llama 3", {"tokenizer.json", "tokenizer_config.json"}),
-    ],
+    ("kind", "names"), [(SENTENCEPIECE, {"tokenizer.model"}), ("Llama 3", {"tokenizer.json", "tokenizer_config.json"})]
 )
 def test_a_stored_tokenizer_is_the_same(tmp_path: Path, kind: str, names: set[str]) -> None:
     tokenizer = opened(kind)
@@ -442,3 +430,78 @@ def test_a_decoder_by_which_texts_depend_on_neighbours_is_refused() -> None:
     content = json.loads(tokenizer_json("Qwen")) | {"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}
     with pytest.raises(CheckpointError, match="has the decoder BPEDecoder"):
         Tokenizer.from_bytes(json.dumps(content).encode())
+
+
+# The golden tokenizer of 512 pieces
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MODEL = GOLDEN / "LLaMA" / "tokenizer.model"
+TOKENIZER = Tokenizer.load(MODEL)
+CASES = json.loads((GOLDEN / "cases.json").read_text())["tokenizer"]
+
+
+@pytest.mark.parametrize("case", CASES["encode"], ids=lambda case: repr(case["text"]))
+def test_encode_gives_the_reference_ids(case: dict[str, object]) -> None:
+    assert TOKENIZER.encode(str(case["text"])) == case["ids_bos"]
+
+
+@pytest.mark.parametrize("case", CASES["decode"], ids=lambda case: str(case["ids"]))
+def test_decode_gives_the_reference_text(case: dict[str, list[int]]) -> None:
+    assert TOKENIZER.decode(case["ids"]) == case["text"]
+
+
+def test_odd_texts_of_the_golden_tokenizer() -> None:
+    assert [TOKENIZER.bos_id, *TOKENIZER.encode("a boat", bos=False)] == TOKENIZER.encode("a boat")
+
+    with pytest.raises(ValueError, match=r"character 2 is half a surrogate pair \(U\+D800\)"):
+        TOKENIZER.encode("ab\ud800")
+
+    stream = IncrementalDetokenizer(TOKENIZER)
+    parts = [stream.push(3 + byte) for byte in "🙂".encode()]
+    assert parts == ["", "", "", "🙂"]
+
+    space = TOKENIZER.encode("", bos=False) or TOKENIZER.encode("\n", bos=False)[:1]
+    assert TOKENIZER.encode("Yes", bos=False)[:1] == space
+    assert TOKENIZER.decode([300, *TOKENIZER.encode_continuation(None, "Yes")]) == "asYes"
+
+
+def test_ids_outside_the_vocabulary_are_refused() -> None:
+    for piece_id in (-1, 512):
+        with pytest.raises(ValueError, match=f"Token id {piece_id} is outside the tokenizer's vocabulary of 512"):
+            TOKENIZER.decode([300, piece_id])
+        with pytest.raises(ValueError, match="outside the tokenizer's vocabulary"):
+            IncrementalDetokenizer(TOKENIZER).push(piece_id)
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.text(max_size=12), st.text(max_size=12))
+def test_continuation_follows_the_prompt_as_in_one_text(prompt: str, text: str) -> None:
+    alone = TOKENIZER.encode(prompt, bos=False)
+    joint = TOKENIZER.encode(prompt + text, bos=False)
+    continuation = TOKENIZER.encode_continuation(prompt, text)
+    if joint[: len(alone)] == alone:
+        assert alone + continuation == joint
+    else:
+        assert continuation == TOKENIZER.encode_continuation(None, text)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
+        (b'{"version": "1.0"}', "is no tokenizer.json: Model missing"),
+        (b"IQ== 0\nIg== 1\n", "a table of 2 byte ranks, and that of Llama 3 has 128,000"),
+        (b"\x00garbage" * 40, "not a SentencePiece model"),
+        (MODEL.read_bytes()[:3000], "not a SentencePiece model"),
+    ],
+)
+def test_files_that_are_no_tokenizer_are_refused(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        Tokenizer.load(path)
+    assert caught.value.hint
+
+    with pytest.raises(CheckpointError, match=r"`.*absent\.model`"):
+        Tokenizer.load(tmp_path / "absent.model")

@@ -17,14 +17,7 @@ from llama_adapter.llm.training.frozen import find_kernels
 from llama_adapter.llm.training.layout import IGNORED
 from llama_adapter.llm.weights.adapter import AdapterFile, lora_names
 from llama_adapter.llm.weights.build import decoder_tensors, plan_decoder
-from llama_adapter.llm.weights.names import (
-    BIASED,
-    LlamaSource,
-    SplitTensor,
-    llama_shapes,
-    matrix_shapes,
-    norm_shapes,
-)
+from llama_adapter.llm.weights.names import BIASED, LlamaSource, SplitTensor, llama_shapes, matrix_shapes, norm_shapes
 from tests.bounds import difference, largest
 from tests.llm.toys import CONFIG, FAMILIES, toy_visual_queries
 

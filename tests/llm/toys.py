@@ -222,13 +222,13 @@ def answers(outputs: Iterable[Output]) -> Answers:
     return collected
 
 
-def resume(engine: Engine, requests: Iterable[GenerateRequest], outputs: Iterable[Output]) -> None:
+def resume(engine: Engine, requests: Iterable[Request], outputs: Iterable[Output]) -> None:
     """Submit the requests without an end again, with the tokens that are known."""
     given = answers(outputs)
     for request in requests:
         ids, finish = given.get(request.id, ([], None))
         if finish is None:
-            engine.submit(replace(request, known_ids=tuple(ids)))
+            engine.submit(replace(request, known_ids=tuple(ids)) if isinstance(request, GenerateRequest) else request)
 
 
 def answer(engine: Engine, requests: Iterable[Request]) -> Answers:

@@ -8,16 +8,7 @@ from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.image import load_picture
 from llama_adapter.vision.preprocess import preprocess
 from tests.bounds import Float64, difference, largest, spread, unit
-from tests.parity.golden import (
-    ADAPTERS,
-    GOLDEN,
-    PICTURES,
-    exact_model,
-    model,
-    pixels,
-    query_limit,
-    tensors,
-)
+from tests.parity.golden import ADAPTERS, GOLDEN, PICTURES, exact_model, model, pixels, query_limit, tensors
 
 
 def test_normalised_pixels_equal_the_reference() -> None:

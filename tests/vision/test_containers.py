@@ -1,8 +1,9 @@
-"""Only damage of the pixels refuses a picture: what is around them may be damaged, large or missing."""
+"""Only damage of the pixels refuses a picture; valid files of kinds that are not read are told from damaged ones."""
 
 import struct
 import zlib
 from io import BytesIO
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,8 +14,11 @@ from PIL import Image, ImageFile
 from llama_adapter.vision.containers import bare_picture
 from llama_adapter.vision.errors import PictureError
 from llama_adapter.vision.image import load_picture
+from llama_adapter.vision.not_read import rare_kind
+from llama_adapter.vision.preprocess import preprocess
 from tests.bad_files import chunk as sound_chunk
 from tests.odd_pictures.damaged import png_chunks
+from tests.odd_pictures.rare import RareFile, bmp, jpeg_of_kind, rare_files, tiff
 from tests.odd_pictures.samples import saved, scene, sound_files
 
 PNG = sound_files()["png"]
@@ -103,8 +107,6 @@ def test_a_wrong_checksum_of_pixels_is_damage(kind: bytes) -> None:
     assert np.array_equal(np.asarray(answered.image), np.asarray(scene()))
     assert answered.notes == ("damaged",)
 
-
-def test_compressed_pixels_of_a_png_have_a_checksum_too() -> None:
     changed = with_data(lambda data: data[:-1] + bytes([data[-1] ^ 1]))
     assert is_refused(changed)
     assert load_picture(changed, damaged="answer").notes == ("damaged",)
@@ -133,7 +135,7 @@ def test_damaged_metadata_of_a_jpeg_is_left_out() -> None:
         assert np.array_equal(pixels(jpeg[:2] + segment + jpeg[2:]), pixels(jpeg))
 
 
-def test_a_webp_needs_neither_padding_nor_metadata_at_its_end() -> None:
+def test_a_webp_needs_neither_padding_nor_metadata_nor_further_frames() -> None:
     exif = scene().getexif()
     exif[0x010F] = "Camera"
     for lossless in (False, True):
@@ -146,8 +148,6 @@ def test_a_webp_needs_neither_padding_nor_metadata_at_its_end() -> None:
         for cut in range(1, len(whole) - whole.index(b"EXIF") + 1):
             assert np.array_equal(pixels(whole[:-cut]), expected), cut
 
-
-def test_the_first_frame_of_a_cut_animation_is_enough() -> None:
     whole = saved(scene(), "WEBP", save_all=True, append_images=[scene().rotate(90)], lossless=True)
     second = whole.rindex(b"ANMF")
 
@@ -221,3 +221,83 @@ def test_files_that_are_whole_stay_as_they_are() -> None:
     for suffix in ("jpg", "gif", "webp", "bmp", "tif"):
         data = sound_files()[suffix]
         assert bare_picture(data) == (data, "")
+
+
+# Valid files of unsupported kinds: each message names the kind and a remedy
+
+RARE = [file for file in rare_files() if not file.is_read]
+CUT = [file for file in RARE if file.name.endswith((".jpg", ".tif", ".bmp", "apple.png")) and "array" not in file.name]
+
+
+def refusal(data: bytes) -> PictureError:
+    with pytest.raises(PictureError) as caught:
+        preprocess(load_picture(data, name="a.picture").image)
+    return caught.value
+
+
+@pytest.mark.parametrize("file", RARE, ids=lambda file: file.name)
+def test_a_whole_file_of_a_rare_kind_is_unsupported_and_named(file: RareFile) -> None:
+    error = refusal(file.content)
+    assert error.code == "unsupported"
+    assert error.message.startswith("`a.picture` is ")
+    assert file.kind in error.message
+
+
+@pytest.mark.parametrize("file", CUT, ids=lambda file: file.name)
+@pytest.mark.parametrize("part", [0.5, 0.9])
+def test_a_rare_file_that_ends_early_is_truncated(file: RareFile, part: float) -> None:
+    assert refusal(file.content[: int(len(file.content) * part)]).code == "truncated"
+
+
+def test_a_tiff_with_strips_or_tags_outside_or_with_damaged_data_is_truncated() -> None:
+    content = tiff(preprocess(Image.new("RGB", (9, 9))).astype("f4"))
+    assert refusal(content).code == "unsupported"
+    assert refusal(content[:-1]).code == "truncated"
+    for tag in (256, 273, 279):
+        for kind in (2, 5, 6, 7, 8, 9, 11, 12):  # texts, fractions, signed numbers and floats where sizes belong
+            odd = content.replace(struct.pack("<HH", tag, 4), struct.pack("<HH", tag, kind))
+            assert odd != content
+            assert rare_kind(odd, was_opened=False) is None
+
+    content = tiff(np.ones((9, 9, 3), "f4"))
+    at = content.index(struct.pack("<HHI", 258, 3, 3)) + 8
+    assert refusal(content).code == "unsupported"
+    assert refusal(content[:at] + struct.pack("<I", len(content) - 5) + content[at + 4 :]).code == "truncated"
+
+    with Image.open(BytesIO(sound_files()["tif"])) as image:
+        start = image.tag_v2[273][0]  # type: ignore[attr-defined]
+    content = bytearray(sound_files()["tif"])
+    content[start : start + 400] = b"\xff" * 400
+    assert refusal(bytes(content)).code == "truncated"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"II*\0",
+        b"II*\0\xff\xff\xff\xff",
+        b"II*\0\x08\0\0\0\xff\xff",
+        b"II+\0\x08\0\0\0\x10\0\0\0\0\0\0\0" + b"\xff" * 8 + bytes(60),
+        b"II*\0\x08\0\0\0\x01\0" + struct.pack("<HHII", 256, 4, 2**32 - 1, 8),
+        b"\xff\xd8\xff\xc1\0",
+        b"\xff\xd8\xff\xff\xff\xff",
+        b"\xff\xd8" + b"\xff\xe0\0\0" * 9,
+        b"BM" + bytes(12) + b"\x28\0\0\0",
+    ],
+)
+def test_headers_that_lead_nowhere_name_no_kind(content: bytes) -> None:
+    assert rare_kind(content, was_opened=False) is None
+    assert rare_kind(content, was_opened=True) is None
+
+
+def test_a_rare_picture_is_named_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "twelve bits.jpg"
+    path.write_bytes(jpeg_of_kind(0xC1, bits=12))
+    with pytest.raises(PictureError, match=r"twelve bits\.jpg` is a sequential JPEG") as caught:
+        load_picture(path)
+    assert len(caught.value.digest) == 64
+
+
+def test_text_that_begins_with_the_letters_of_a_bmp_is_no_picture() -> None:
+    assert refusal(b"BM" + b"are letters " * 20).code == "not_a_picture"
+    assert refusal(bmp(bits=64)[:40]).code == "not_a_picture"  # the header is cut off, so that nothing identifies a BMP

@@ -179,7 +179,7 @@ def test_pil_images_get_a_digest_of_their_pixels_and_are_turned_upright() -> Non
 # Bad files
 
 
-def test_a_path_without_file_is_missing(tmp_path: Path) -> None:
+def test_paths_without_a_file_or_content_folders_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
     file = tmp_path / "file.png"
     file.write_bytes(b"x")
     dangling = tmp_path / "link.png"
@@ -188,8 +188,6 @@ def test_a_path_without_file_is_missing(tmp_path: Path) -> None:
     for name in names:
         assert refusal(name).code == "missing"
 
-
-def test_files_without_content_folders_pipes_and_devices_are_refused_without_waiting(tmp_path: Path) -> None:
     pipe, empty = tmp_path / "pipe.png", tmp_path / "empty.png"
     os.mkfifo(pipe)
     empty.touch()
@@ -310,10 +308,14 @@ def test_heic_picture_is_read_upright_with_its_extra(orientation: int) -> None:
     assert refusal(data, max_pixels=64 * 40 - 1).code == "too_large"
 
 
-def test_other_objects_and_pictures_without_pixels_are_unsupported() -> None:
+def test_other_objects_and_pictures_without_pixels_are_unsupported_and_truncated_ones_refused() -> None:
     for source in (None, 5, ["a.png"], object()):
         assert refusal(source).code == "unsupported"
     assert refusal(Image.new("RGB", (0, 7))).code == "unsupported"
+
+    data = (GOLDEN / "images" / "shapes_200x300.jpg").read_bytes()
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+    assert refusal(Image.open(BytesIO(data[: len(data) // 2]))).code == "truncated"
 
 
 @pytest.mark.parametrize("kind", PICTURE_FORMATS)
@@ -479,6 +481,11 @@ def test_the_pixel_limit_counts_what_it_says(tmp_path: Path) -> None:
         assert load_picture(source, max_pixels=200).width == 20
         assert refusal(source, max_pixels=199).code == "too_large"
 
+    data = bytearray(saved(Image.new("P", (10, 10)), "GIF"))
+    frame = data.index(b",")
+    data[frame + 5 : frame + 9] = struct.pack("<HH", 65535, 65535)
+    assert refusal(bytes(data)).code == "too_large"
+
 
 def test_the_byte_limit_is_compared_with_the_disk_before_reading(tmp_path: Path) -> None:
     path = tmp_path / "huge.png"
@@ -496,13 +503,6 @@ def test_the_byte_limit_is_compared_with_the_disk_before_reading(tmp_path: Path)
 def test_a_file_without_a_size_is_read_and_limited() -> None:
     assert refusal("/proc/version").code == "not_a_picture"
     assert refusal("/proc/version", max_bytes=10).code == "too_large"
-
-
-def test_a_frame_larger_than_the_screen_of_its_gif_counts_in_full() -> None:
-    data = bytearray(saved(Image.new("P", (10, 10)), "GIF"))
-    frame = data.index(b",")
-    data[frame + 5 : frame + 9] = struct.pack("<HH", 65535, 65535)
-    assert refusal(bytes(data)).code == "too_large"
 
 
 def test_running_out_of_memory_is_the_pictures_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,8 +532,6 @@ def test_formats_that_are_read_are_registered_and_few_others() -> None:
     assert read == [name for name in PICTURE_FORMATS if name in known]
     assert {*registered} == {*read, "DIB"} < {*known}
 
-
-def test_suffixes_are_of_formats_that_are_read() -> None:
     Image.init()
     assert {Image.EXTENSION[suffix] for suffix in PICTURE_SUFFIXES} <= {*PICTURE_FORMATS, "MPO"}
 
@@ -585,7 +583,7 @@ def test_a_jpeg_is_decoded_at_less_than_its_size_where_both_sides_stay_long_enou
     assert np.abs(shrunk - np.asarray(less.image, dtype=int)).mean() < 1.5
 
 
-def test_a_picture_decoded_at_less_than_its_size_is_turned_upright() -> None:
+def test_jpegs_decoded_at_less_than_their_size_are_turned_upright_others_whole_and_damaged_ones_refused() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
 
@@ -593,7 +591,5 @@ def test_a_picture_decoded_at_less_than_its_size_is_turned_upright() -> None:
     assert loaded.image.size == (600, 800)
     assert (loaded.width, loaded.height) == (1200, 1600)
 
-
-def test_other_jpegs_are_decoded_whole_and_damaged_ones_refused() -> None:
     assert load_picture(jpeg(1600, 1200, mode="CMYK"), least_side=448).image.size == (1600, 1200)
     assert refusal(jpeg(1600, 1200)[:2000], least_side=448).code == "truncated"

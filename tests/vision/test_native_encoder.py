@@ -180,17 +180,6 @@ def test_kept_tokens_are_those_of_the_whole_block(precision: Precision, num_kept
     torch.testing.assert_close(block(x_BTW, num_kept), block(x_BTW)[:, :num_kept])
 
 
-@torch.inference_mode()
-def test_the_blocks_leave_their_argument_alone() -> None:
-    ours, _ = encoders(CONFIG, torch.float32)
-    x = torch.randn(2, 17, 64).numpy()
-    before = x.copy()
-
-    tower_blocks(ours)(x)
-
-    assert np.array_equal(x, before)
-
-
 @pytest.mark.parametrize("shape", [(0, 17, 64), (2, 0, 64)], ids=["no pictures", "no tokens"])
 @torch.inference_mode()
 def test_blocks_of_nothing_give_nothing(shape: tuple[int, ...]) -> None:

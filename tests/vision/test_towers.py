@@ -362,20 +362,14 @@ def test_towers_of_timm_other_than_siglip_are_refused_by_name(tower: str, tmp_pa
         open_clip(tmp_path)
 
 
-def test_a_size_with_both_sides_squashes_a_picture_also_before_a_crop_of_that_size() -> None:
+def test_settings_of_an_image_processor_have_several_forms() -> None:
     sides = {"height": 224, "width": 224}
     for values in ({"size": sides}, {"size": sides, "crop_size": 224}, {"size": sides, "crop_size": sides}):
         rule = huggingface_pixels({**values, "rescale_factor": 0.00392156862745098}, name="a")
         assert (rule["image_size"], rule["margin"], rule["is_squashed"]) == (224, 0, True)
 
-
-def test_a_mean_may_be_one_number_for_all_channels_and_empty_values_state_nothing() -> None:
     values = {"image_mean": 0.5, "image_std": [0.5, 0.4, 0.3], "resample": None, "size": {}}
-    assert huggingface_pixels(values, name="a") == {
-        "rgb_first": True,
-        "mean": (0.5, 0.5, 0.5),
-        "std": (0.5, 0.4, 0.3),
-    }
+    assert huggingface_pixels(values, name="a") == {"rgb_first": True, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.4, 0.3)}
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_another_file_passed_as_clip_is_recognised(other: str, kind: str) -> Non
         open_clip(GOLDEN / other)
 
 
-def test_tensors_of_another_kind_are_refused(openai: dict[str, Tensor]) -> None:
+def test_tensors_of_another_kind_and_impossible_sizes_are_refused(openai: dict[str, Tensor]) -> None:
     message = r"as a tensor of another kind \(strided, int64 on cpu\)"
     with pytest.raises(CheckpointError, match=r"holds `visual\.ln_pre\.bias` " + message):
         read_clip(openai | {"visual.ln_pre.bias": openai["visual.ln_pre.bias"].long()}, name="clip")
@@ -187,8 +187,6 @@ def test_tensors_of_another_kind_are_refused(openai: dict[str, Tensor]) -> None:
     with pytest.raises(CheckpointError, match=r"holds `clip_proj\.bias` " + message):
         build_vision(visual, name="BIAS-TINY", clip=CLIP, visual_heads=4)
 
-
-def test_impossible_sizes_of_clip_are_refused(openai: dict[str, Tensor]) -> None:
     tensors = to_huggingface(openai)
     tensors |= {f"vision_model.encoder.layers.0.self_attn.{n}_proj.bias": torch.zeros(()) for n in "qkv"}
     with pytest.raises(CheckpointError, match=r"qkv\.bias` has the shape \[3\]"):

@@ -1,10 +1,11 @@
-"""The device that a name selects, and the error if this device is unavailable."""
+"""The device that a name selects, the error if it is unavailable, and the packed linear layers of the CPU."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from llama_adapter.llm.runners.shapes import powers_of_two
 from llama_adapter.runtime import devices
@@ -19,7 +20,10 @@ from llama_adapter.runtime.devices import (
     settle_mode,
 )
 from llama_adapter.runtime.devices.base import Accelerator
+from llama_adapter.runtime.devices.cpu import PackedLinear, can_pack, pack_linears
 from llama_adapter.runtime.errors import DeviceError
+from tests.bounds import sums, unit
+from tests.llm.toys import toy_decoder
 
 
 def test_auto_is_the_first_accelerator_that_opens_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,3 +151,35 @@ def test_sizes_that_double_end_with_the_limit() -> None:
     assert powers_of_two(1) == (1,)
     assert powers_of_two(8) == (1, 2, 4, 8)
     assert powers_of_two(11) == (1, 2, 4, 8, 11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 48), (5, 48), (2, 7, 48), (3, 1, 48), (0, 48)])
+def test_a_packed_layer_equals_the_layer_it_is_made_of(dtype: torch.dtype, bias: bool, shape: tuple[int, ...]) -> None:
+    if not can_pack(dtype):
+        pytest.skip(f"this machine's oneDNN does not compute in {dtype}")
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 80, bias=bias, dtype=dtype).requires_grad_(False)
+    x = torch.randn(shape, dtype=dtype)
+
+    ours, expected = PackedLinear(linear)(x), linear(x)
+
+    assert ours.dtype == dtype
+    assert ours.shape == expected.shape
+    results = 0.0 if dtype == torch.float32 else 2 * unit(dtype) * expected.double().abs()
+    limit = sums(x, linear.weight, linear.bias) + results
+    assert bool(((ours.double() - expected.double()).abs() <= limit).all())
+
+
+def test_only_supported_linear_layers_are_packed() -> None:
+    decoder = toy_decoder()
+    head, x = decoder.head, torch.randn(decoder.head.in_features, 6).T  # not contiguous
+    assert bool(((PackedLinear(head)(x) - head(x)).abs() <= sums(x, head.weight, head.bias)).all())
+    embedding, double = decoder.embedding, nn.Linear(4, 4, dtype=torch.float64)
+
+    pack_linears(decoder)
+    pack_linears(left := nn.Sequential(double))
+    assert not any(isinstance(module, nn.Linear) for module in decoder.modules())
+    assert decoder.embedding is embedding
+    assert left[0] is double

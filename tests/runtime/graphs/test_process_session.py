@@ -70,19 +70,6 @@ def test_an_unexpected_error_keeps_its_traceback_and_the_process_lives_on(odd: P
     assert odd.run(given())
 
 
-def test_the_reply_to_an_interrupted_call_is_skipped(odd: ProcessSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    receive = odd._receive
-
-    def interrupt(kind: type[Any]) -> Any:
-        monkeypatch.setattr(odd, "_receive", receive)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(odd, "_receive", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        odd.run(given(Habit.SLEEP))
-    assert odd.run(given())[0][0] == Habit.NONE
-
-
 class Cut:
     """A connection whose next message is interrupted half-way, in the direction `direction`."""
 
