@@ -79,31 +79,24 @@ def without_atc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
-    card = read_graph(exported).card
-
-    assert card is not None
-    assert (card.name, card.dtype, card.opset) == ("BIAS-TINY", "float32", 18)
-    assert card.config["channel_order"] == "rgb"
-
-
-def test_stdout_is_the_path_and_stderr_the_report(snapshot: SnapshotAssertion) -> None:
+def test_an_adapter_becomes_onnx_without_any_llama(snapshot: SnapshotAssertion) -> None:
+    """Stdout is the path and stderr the report, which ends with a command that takes the file."""
     made = golden_onnx()
+    card = read_graph(made).card
+    assert card is not None
+    assert (card.name, card.dtype, card.opset, card.config["channel_order"]) == ("BIAS-TINY", "float32", 18, "rgb")
     report = made.with_suffix(".err").read_text()
     figures = re.sub(r"[\d.,]+(e-\d+)?(?= (MB|s\b|of|allowed))|(?<=mean )[\d.e-]+|(?<=cosine )[\d.]+", "N", report)
     assert made.with_suffix(".out").read_text() == f"{made}\n"
     assert figures.replace(str(made), "CLIP.onnx").replace(str(GOLDEN), "GOLDEN") == snapshot
-
-
-def test_the_next_step_is_a_command_that_takes_the_file() -> None:
-    told = golden_onnx().with_suffix(".err").read_text().splitlines()[-1]
-    parsed = build_parser().parse_args(shlex.split(told.removeprefix("next: llama-adapter ")))
-    assert (parsed.adapter, parsed.encoder) == (str(ADAPTER), str(golden_onnx()))
-    assert to_onnx._model_flags(EncoderSources(model="m", channel_order="bgr")) == (
-        ["--model", "m", "--channel-order", "bgr"]
-    )
-    parts = to_onnx._model_flags(EncoderSources(llama_dir="l", llama_type="t", adapter="a"))
-    assert parts == ["--llama-dir", "l", "--llama-type", "t", "--adapter", "a"]
+    told = report.splitlines()[-1].removeprefix("next: llama-adapter ")
+    parsed = build_parser().parse_args(shlex.split(told))
+    assert (parsed.adapter, parsed.encoder) == (str(ADAPTER), str(made))
+    for sources, flags in (
+        (EncoderSources(model="m", channel_order="bgr"), "--model m --channel-order bgr"),
+        (EncoderSources(llama_dir="l", llama_type="t", adapter="a"), "--llama-dir l --llama-type t --adapter a"),
+    ):
+        assert to_onnx._model_flags(sources) == flags.split()
 
 
 def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
@@ -111,9 +104,14 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clip.onnx").write_text("mine")
-    assert script([str(ADAPTER), *MODEL[2:]]) == ExitCode.USAGE  # refused without --force
+    for arguments, named in (
+        ([str(ADAPTER), *MODEL[2:]], "--force"),
+        (["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"),
+        (["none.pth", "--out", "x.om"], "--out"),
+    ):
+        assert script(arguments) == ExitCode.USAGE
+        assert named in capsys.readouterr().err
     assert (tmp_path / "clip.onnx").read_text() == "mine"
-    assert capsys.readouterr().out == ""
 
     jobs: list[OnnxJob] = []
     monkeypatch.setattr(to_onnx, "run_export_onnx", jobs.append)
@@ -127,29 +125,21 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
 
 
 @reading_here()
-def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "clip.onnx").write_text("mine")
-    monkeypatch.setattr(to_onnx, "export_onnx", lambda *_, **keywords: shutil.copy(exported, tmp_path / "clip.onnx"))
-    sources = EncoderSources(adapter=str(ADAPTER), clip=str(CLIP), visual_heads=4)
-
-    to_onnx.run_export_onnx(OnnxJob(sources=sources, out=str(tmp_path / "clip.onnx"), force=True))
-
-    assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
-
-
-@reading_here()
-def test_a_graph_that_computes_something_else_is_not_put_in_place(
+def test_a_graph_that_computes_something_else_is_not_put_in_place_and_force_replaces_a_file(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def export_other(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
-        check(exported)  # the file of `rgb` in place of the one of `bgr`
+    def export_rgb(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
+        check(exported)
+        shutil.copy(exported, out)
 
-    monkeypatch.setattr(to_onnx, "export_onnx", export_other)
-    code = main(["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx")])
-
-    assert code == ExitCode.FAILED
+    monkeypatch.setattr(to_onnx, "export_onnx", export_rgb)
+    out = tmp_path / "clip.onnx"
+    assert main(["export", "onnx", *MODEL, "--out", str(out)]) == ExitCode.FAILED  # of a model that reads bgr
     assert "other results than torch" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    out.write_text("mine")
+    assert main(["export", "onnx", *MODEL[:-2], "--out", str(out), "--force"]) == ExitCode.OK
+    assert out.read_bytes() == exported.read_bytes()
 
 
 @pytest.mark.parametrize("place", ["beside", "here", "cache"])
@@ -179,15 +169,6 @@ def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
     assert embedded.config.channel_order == "rgb"
     assert named.config == dataclasses.replace(embedded.config, channel_order="bgr")
     assert {str(tensor.dtype) for tensor in embedded.state.values()} == {"torch.float32"}
-
-
-def test_the_script_refuses_names_without_a_file_and_with_another_suffix(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, named in (
-        (["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"),
-        (["none.pth", "--out", "x.om"], "--out"),
-    ):
-        assert script(arguments) == ExitCode.USAGE
-        assert named in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("without_atc")
@@ -279,23 +260,9 @@ def test_the_script_settles_the_environment_before_anything_but_help_imports_tor
 
 
 @pytest.mark.usefixtures("with_atc")
-def test_an_onnx_file_of_another_program_becomes_an_om(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    foreign = without_card(exported, tmp_path / "foreign.onnx")
-
-    code = main(["export", "om", str(foreign), "--gears", "--batch-sizes", "1,4", "--soc-version", CHIP])
-
-    assert code == ExitCode.OK
-    assert "was not exported here" in capsys.readouterr().err
-    sidecar = read_sidecar(tmp_path / "foreign.om")
-    assert sidecar is not None
-    assert (sidecar.card, sidecar.batch_sizes) == (None, (1, 4))
-
-
-@pytest.mark.usefixtures("with_atc")
 def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: Path) -> None:
-    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2"]
+    foreign = without_card(exported, tmp_path / "foreign.onnx")
+    asked = ["export", "om", str(foreign), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2"]
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "llama_adapter", *asked, "--soc-version", CHIP]
@@ -304,6 +271,7 @@ def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: 
 
     assert done.returncode == ExitCode.OK, done.stderr
     assert "Traceback" not in done.stderr
+    assert "was not exported here" in done.stderr
     assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om"]
 
 
