@@ -29,8 +29,6 @@ from tests.llm.toys import NEEDS_KERNELS
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]
 AGAIN = "laid out again"
 OTHER = PackedLayout(version=1, block=48, int8_added=1)
-
-
 pytestmark = NEEDS_KERNELS
 
 
