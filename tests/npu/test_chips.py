@@ -77,29 +77,21 @@ def test_the_page_of_symbols_is_up_to_date(npu: FakeNpu) -> None:
 # Our calls
 
 
-@pytest.fixture
-def wheel(npu: FakeNpu):
-    return npu.reports()["wheel"]
+def test_the_wheel_takes_every_call_as_we_make_it(npu: FakeNpu) -> None:
+    wheel = npu.reports()["wheel"]
 
-
-def test_the_wheel_takes_every_call_as_we_make_it(wheel) -> None:
     assert wheel["methods"] == list(symbols.METHODS)
     assert wheel["problems"] == []
-
-
-def test_float32_is_not_rounded_once_the_device_is_open(wheel) -> None:
-    before, after = wheel["rounding"]
-
+    assert set(symbols.BACKENDS) <= set(wheel["backends"])
+    assert set(symbols.BACKEND_OPTIONS) <= set(wheel["options"])
+    before, after = wheel["rounding"]  # float32 is not rounded once the device is open
     assert before == {"torch_npu.npu.conv.allow_hf32": True, "torch_npu.npu.matmul.allow_hf32": False}
     assert after == dict.fromkeys(before, False)
 
 
-def test_graph_backends_and_their_options_exist(wheel) -> None:
-    assert set(symbols.BACKENDS) <= set(wheel["backends"])
-    assert set(symbols.BACKEND_OPTIONS) <= set(wheel["options"])
+def test_meta_kernels_agree_with_our_references(npu: FakeNpu) -> None:
+    wheel = npu.reports()["wheel"]
 
-
-def test_meta_kernels_agree_with_our_references(wheel) -> None:
     assert set(wheel["references"]) == {
         path.removeprefix("torch_npu.")
         for path in symbols.OPERATORS

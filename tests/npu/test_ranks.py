@@ -20,16 +20,12 @@ def ranks(npu: FakeNpu) -> Any:
     return npu.reports()["ranks"]
 
 
-@pytest.fixture
-def queue(npu: FakeNpu) -> Any:
-    return npu.reports()["queue"]
-
-
 @pytest.mark.proves("tensor parallelism", "NPU")
-def test_two_ranks_give_the_tokens_of_one_device(ranks: Any) -> None:
+def test_two_ranks_give_the_tokens_of_one_device_and_one_that_dies_within_a_step_is_named(ranks: Any) -> None:
     assert ranks["given"] == ranks["expected"]
     assert ranks["operators"].endswith(", 2 ranks")
     assert ranks["device"] == f"npu:0 ({SOC})"
+    assert re.fullmatch(r"Rank 1 of 2 \(process \d+\) failed: ended by SIGKILL", ranks["told"])
 
 
 def test_each_rank_joins_on_its_own_device_and_with_the_time_limits(ranks: Any) -> None:
@@ -52,19 +48,14 @@ def test_both_ranks_ask_for_the_same_collectives(ranks: Any) -> None:
     assert ranks["calls"]["c10d::allreduce_"] > ranks["calls"]["c10d::_allgather_base_"] > 0
 
 
-def test_a_rank_that_dies_within_a_step_is_named(ranks: Any) -> None:
-    assert re.fullmatch(r"Rank 1 of 2 \(process \d+\) failed: ended by SIGKILL", ranks["told"])
+def test_sums_are_in_the_queue_and_what_the_host_reads_waits_until_the_group_is_aborted(npu: FakeNpu) -> None:
+    queue = npu.reports()["queue"]
 
-
-def test_sums_are_in_the_queue_and_what_the_host_reads_waits(queue: Any) -> None:
     assert queue["memory at once"] == [1.0] * 4  # the call has returned, but the other rank has not joined yet
     assert queue["read"] == [30.0] * 4
     assert queue["read without wait"] == [10.0] * 4  # it is in another queue than the kernels
     assert queue["read after wait"] == [30.0] * 4
-
-
-def test_a_wait_for_a_rank_that_has_gone_ends_when_the_group_is_aborted(queue: Any) -> None:
-    assert "error code is 107023" in queue["lost"]
+    assert "error code is 107023" in queue["lost"]  # the other rank has gone
     assert queue["lost is a device's error"]
 
 

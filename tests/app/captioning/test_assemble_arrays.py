@@ -73,12 +73,10 @@ def test_stored_and_packed_weights_are_the_same(tmp_path: Path, precision: Any) 
         stored = quantise_bundle(QuantiseJob(out=str(tmp_path / "stored"), precision=precision))
     assert_same(spec_of(model=str(stored)))
     assert_same(spec_of(model=str(stored), dtype="bfloat16", precision="float"))
-
-
-def test_an_older_bundle_of_4_bits_is_the_same_plain_and_packed(tmp_path: Path) -> None:
-    older = str(older_int4(tmp_path / "older"))
-    assert_same(spec_of(model=older))
-    assert_same(spec_of(model=str(pack_bundle(PackJob(model=older, out=str(tmp_path / "packed"))))))
+    if precision == "int4":
+        older = str(older_int4(tmp_path / "older"))
+        assert_same(spec_of(model=older))
+        assert_same(spec_of(model=str(pack_bundle(PackJob(model=older, out=str(tmp_path / "older-packed"))))))
 
 
 def test_other_settings_and_a_model_for_texts_are_the_same(tmp_path: Path) -> None:
@@ -94,15 +92,13 @@ def test_torch_opens_what_the_kernels_do_not_compute(options: dict[str, Any]) ->
     assert assemble_arrays(spec_of(**options)) is None
 
 
-def transposed(tensors: dict[str, torch.Tensor]) -> None:
-    name = "layers.0.feed_forward.down.weight"
-    tensors[name] = tensors[name].T.contiguous()
+DOWN = "layers.0.feed_forward.down.weight"
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        edit_tensors(transposed),
+        edit_tensors(lambda tensors: tensors.update({DOWN: tensors[DOWN].T.contiguous()})),
         edit_tensors(lambda tensors: tensors.pop("norm.weight")),
         edit_tensors(lambda tensors: tensors.pop("layers.0.attention.qkv.bias")),
         edit_tensors(lambda tensors: tensors.update({"head.bias": torch.ones(1024).half()})),
@@ -122,7 +118,7 @@ def test_torch_tells_what_is_damaged(tmp_path: Path, damage: Callable[[Path], ob
     assert assemble_arrays(spec_of(model=str(bundle))) is None
 
 
-def test_damaged_scales_are_left_to_torch(tmp_path: Path) -> None:
+def test_torch_tells_of_damaged_scales(tmp_path: Path) -> None:
     bundle = quantise_bundle(QuantiseJob(out=str(tmp_path / "bundle"), precision="int8"))
     edit_tensors(lambda tensors: tensors["head.weight_scale"].zero_())(bundle)
 

@@ -1,7 +1,6 @@
 """A model with a `tokenizer.json` and a chat template: in Python, over HTTP, as an export, in training and bundles."""
 
 import dataclasses
-import enum
 import json
 import shutil
 from contextlib import closing
@@ -51,15 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     theirs.save_pretrained(place)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(theirs),
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_hidden_layers=2,
-        eos_token_id=[theirs.convert_tokens_to_ids(END), 5],
-        initializer_range=0.5,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    ends = [theirs.convert_tokens_to_ids(END), 5]
+    config = transformers.LlamaConfig(vocab_size=len(theirs), eos_token_id=ends, initializer_range=0.5, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(place)
     return place
 
@@ -75,11 +68,6 @@ def expected_ids(folder: Path, *turns: tuple[str, str], **values: Any) -> tuple[
     return tuple(theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **values))
 
 
-class Said(str, enum.Enum):  # noqa: UP042  # as many programs have it; a StrEnum is formatted as its value
-    HELLO = "Hello"
-    WHY = "Why?"
-
-
 def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: Captioner) -> None:
     encode = captioner.encode_prompt
 
@@ -93,9 +81,6 @@ def test_prompts_are_chats_in_the_models_own_template(folder: Path, captioner: C
     lists: Any = [[], [], [0]]
     assert Dialogue(of_json, "Why?", lists) == Dialogue(earlier, "Why?", ((), (), (0,)))
     assert hash(Dialogue(of_json, "Why?", lists))
-    spoken = Dialogue((("user", Said.HELLO),), Said.WHY)
-    assert encode(Said.WHY).token_ids == expected_ids(folder, ("user", "Why?"))
-    assert encode(spoken).token_ids == expected_ids(folder, ("user", "Hello"), ("user", "Why?"))
     assert encode(RawPrompt("Why?")).token_ids == tuple(captioner.tokenizer.encode("Why?"))
     end = captioner.tokenizer.marks[END].id
     spelled = encode(Dialogue(TURNS, "<|im_start|>?"))
@@ -130,12 +115,11 @@ def test_choices_end_with_the_end_of_the_assistants_turn(captioner: Captioner) -
 def test_another_template_may_be_asked_for(folder: Path, captioner: Captioner) -> None:
     with Captioner.load(llama_dir=folder, prompt_template="instruction", device="cpu", dtype="float32") as plain:
         assert plain.encode_prompt("Why?").token_ids == tuple(plain.tokenizer.encode(format_prompt("Why?")))
-        keys = [
+        own, other = (
             record_settings(one.spec, info=one.info, sampling=SamplingParams()).get("template")
             for one in (captioner, plain)
-        ]
-    assert keys[0].startswith("chat ")
-    assert keys[1] == "instruction"
+        )
+    assert (own.partition(" ")[0], other) == ("chat", "instruction")
     with pytest.raises(ValueError, match="template must be instruction or conversation or chat, got 'chatml'"):
         CaptionerSpec(prompt_template="chatml")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no chat template"):
@@ -143,26 +127,20 @@ def test_another_template_may_be_asked_for(folder: Path, captioner: Captioner) -
 
 
 def test_a_chat_that_the_template_refuses_is_one_error(folder: Path, tmp_path: Path) -> None:
-    for file in folder.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    (tmp_path / "chat_template.jinja").unlink()
+    own = shutil.copytree(folder, tmp_path / "own")
     refuses = "{% if messages[1] is defined %}{{ raise_exception('one turn') }}{% endif %}a"
-    (tmp_path / "chat_template.jinja").write_text(refuses)
+    (own / "chat_template.jinja").write_text(refuses)
     refused = pytest.raises(PromptError, match="The model's chat template refuses this chat: one turn")
-    with Captioner.load(llama_dir=tmp_path, device="cpu", dtype="float32") as captioner, refused:
+    with Captioner.load(llama_dir=own, device="cpu", dtype="float32") as captioner, refused:
         captioner.generate_text(Dialogue(TURNS, "Why?"))
 
 
-@pytest.fixture
-def thinker(folder: Path, tmp_path: Path) -> Path:
-    """The folder with a template that reads further variables."""
-    shutil.copytree(folder, tmp_path / "thinker")
+def test_chats_and_variables_of_their_template_are_those_of_transformers_over_http_too(
+    folder: Path, tmp_path: Path
+) -> None:
+    thinker = shutil.copytree(folder, tmp_path / "thinker")
     more = "{% if enable_thinking is defined and enable_thinking is false %}<think>no</think>{{ effort }}{% endif %}"
-    (tmp_path / "thinker" / "chat_template.jinja").write_text(CHATML + more)
-    return tmp_path / "thinker"
-
-
-def test_chats_and_variables_of_their_template_are_those_of_transformers_over_http_too(thinker: Path) -> None:
+    (thinker / "chat_template.jinja").write_text(CHATML + more)
     turns = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Why?"))
     values = {"enable_thinking": False, "effort": "low"}
     refused = ({"effort": END, "enable_thinking": False}, {"messages": "x"}, {"effort": ["low"]})
@@ -223,9 +201,9 @@ def test_an_adapter_keeps_the_template_of_its_training(template: Any, folder: Pa
     row = asker.row("Which?", "red")
     convert(trained, tmp_path / "bundle", dtype=torch.float32)
 
-    expected = (
-        expected_ids(folder, ("user", "Which?")) if template else tuple(tokenizer.encode(format_prompt("Which?")))
-    )
+    expected = tuple(tokenizer.encode(format_prompt("Which?")))
+    if template:
+        expected = expected_ids(folder, ("user", "Which?"))
     assert row.token_ids[: row.num_prompt] == expected
     assert row.token_ids[-1] == tokenizer.marks[END].id
     assert len(row.labels) == len(row.token_ids) - row.num_prompt, "each token counts: id 0 is one like others"

@@ -163,22 +163,20 @@ def test_every_method_keeps_the_form(embedded: Captioner) -> None:
     assert embedded.ask(PICTURE, QUESTION, choices=["red", "blue"], regex="x").text == "red"  # scored answers have none
 
 
+UNNAMED, NUMBERED = ({"properties": {}, "required": required} for required in ([[1]], 5))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"json_schema": {"not": {}, "if": True}}, "uses `if`, `not`, which is not supported"),
         ({"json_schema": {"type": "strnig"}}, "The JSON schema is invalid, or too complex"),
         *(
-            ({"json_schema": schema}, "The JSON schema is invalid, or too complex")
-            for required in (5, [[1]])
-            for one in [{"properties": {}, "required": required}]
-            for schema in (one, {"allOf": [one]})
+            ({"json_schema": one}, "The JSON schema is invalid, or")
+            for one in (UNNAMED, {"allOf": [UNNAMED]}, NUMBERED)
         ),
         ({"json_schema": '{"a": ' + "[" * 700 + "]" * 700 + "}"}, "The JSON schema is nested too deeply"),
-        (
-            {"json_schema": {"properties": {f"p{i}": {} for i in range(4000)}}},
-            "The JSON schema is invalid, or too complex",
-        ),
+        ({"json_schema": {"properties": {f"p{i}": {} for i in range(4000)}}}, "The JSON schema is invalid, or too"),
         ({"regex": "(secret"}, "The regular expression is invalid, or too complex"),
         ({"regex": "(?=a)"}, r"The regular expression has look-around, \b or a back-reference, which is not supported"),
         ({"regex": r"\bred\b"}, "The regular expression has look-around"),
@@ -192,6 +190,9 @@ def test_forms_that_cannot_be_followed_are_refused(embedded: Captioner, options:
         embedded.caption(PICTURE, **options)
 
     assert "secret" not in caught.value.message
+    for other in ({"json_schema": "[]"}, {"json_schema": "{"}, {"regex": 3}, {"regex": "a", "json_schema": {}}):
+        with pytest.raises(ValueError, match=r"json_schema|regex"):
+            SamplingParams(**other)
 
 
 def test_preparing_a_form_takes_limited_time(embedded: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +208,3 @@ def test_without_the_package_the_error_says_how_to_install_it(monkeypatch: pytes
     with pytest.raises(UsageError, match="need the package llguidance") as caught:
         Captioner.load().caption(PICTURE, regex="a")
     assert "[structured]" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    "options", [{"json_schema": "[]"}, {"json_schema": "{"}, {"regex": 3}, {"regex": "a", "json_schema": {}}]
-)
-def test_other_values_are_refused(options: Any) -> None:
-    with pytest.raises(ValueError, match=r"json_schema|regex"):
-        SamplingParams(**options)

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from llama_adapter import Captioner, ModelRunner, RawPrompt, TextDelta, UsageError, pipeline
+from llama_adapter import Captioner, ModelRunner, RawPrompt, TextDelta, UsageError
 from llama_adapter.app.captioning.assemble_foreign import assemble_foreign
 from llama_adapter.app.command_line.doctor.model import diagnose
 from llama_adapter.app.models.llama_folder import find_llama
@@ -120,60 +120,17 @@ def test_a_chat_has_the_prompt_of_the_models_own_template(tmp_path: Path) -> Non
     assert answer.token_ids == generated(model_of("glm"), ids_of("<|user|>Why?\n<|assistant|>"), length=8)
 
 
-# Files of each neighbour that name such a family, MODEL standing for its folder.
-SETTINGS = {
-    "predict.yaml": (
-        "bloom",
-        "run_mode: predict\nload_checkpoint: MODEL\npredict_data: PROMPT\ncontext: {mode: 0, device_target: CPU}\n"
-        "model: {model_config: {type: BloomConfig, seq_length: 128, max_new_tokens: 16}, "
-        "arch: {type: BloomLMHeadModel}}\n",
-    ),
-    "predict.sh": (
-        "gpt2",
-        "python predictor.py --model_name_or_path MODEL --model_type gpt-3 --dtype float32 --device cpu \\\n"
-        " --mode static --max_length 64 --data_file FILE\n",
-    ),
-    "chatglm.sh": ("glm", "python predictor.py --model_name_or_path MODEL --model_type chatglm --data_file FILE\n"),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_files_of_neighbours(name: str, run: Run, tmp_path: Path) -> None:
-    kind, text = SETTINGS[name]
-    folder = save(kind, tmp_path / "model")
-    (tmp_path / "data.json").write_text(json.dumps({"src": PROMPTS[0], "tgt": ""}))
-    text = text.replace("MODEL", str(folder)).replace("PROMPT", f'"{PROMPTS[0]}"')
-    path = tmp_path / name
-    path.write_text(text.replace("FILE", str(tmp_path / "data.json")))
-    limits = ["--max-new-tokens", str(LENGTH), "--device", "cpu", "--dtype", "float32"]
-    ran = run("generate", "--config", str(path), *limits)
-    assert ran.code == 0, ran.err
-    expected = generated(model_of(kind), ids_of(PROMPTS[0]))
-    assert ran.records[0]["text"] == text_of(expected)
-    assert ran.err.count(f"({kind}) runs through transformers") == 1
-
-
-def test_pipeline_and_model_runner(tmp_path: Path) -> None:
-    folder = save("gpt_oss", tmp_path)
-    expected = generated(model_of("gpt_oss"), ids_of(PROMPTS[0]))
-    with pipeline("text_generation", folder, device="cpu") as made:
-        assert made(PROMPTS[0], max_new_tokens=LENGTH).answers[0].token_ids == expected
-    runner = ModelRunner(
-        {
-            "model_name": "gpt_oss_20b",
-            "model_path": str(folder),
-            "exe_mode": "ge_graph",
-            "data_config": {"input_max_len": 64, "max_new_tokens": LENGTH, "batch_size": 1},
-            "parallel_config": {"attn_tp_size": 1, "moe_tp_size": 1, "lmhead_tp_size": 1},
-        },
-        device="cpu",
+def test_a_settings_file_of_a_neighbour(run: Run, tmp_path: Path) -> None:
+    folder = save("bloom", tmp_path / "model")
+    (tmp_path / "predict.yaml").write_text(
+        f"run_mode: predict\nload_checkpoint: {folder}\npredict_data: '{PROMPTS[0]}'\ncontext: {{device_target: CPU}}\n"
+        "model: {model_config: {type: BloomConfig, max_new_tokens: 16}, arch: {type: BloomLMHeadModel}}\n"
     )
-    with pytest.warns(UserWarning, match="Steps run eager: mode `ge_graph`"):
-        runner.init_model()
-    assert runner.execute_mode == "eager"
-    runner.model_generate([PROMPTS[0]])
-    assert runner.answers[0].token_ids == expected
-    runner.close()
+    limits = ["--max-new-tokens", str(LENGTH), "--device", "cpu", "--dtype", "float32"]
+    ran = run("generate", "--config", str(tmp_path / "predict.yaml"), *limits)
+    assert ran.code == 0, ran.err
+    assert ran.records[0]["text"] == text_of(generated(model_of("bloom"), ids_of(PROMPTS[0])))
+    assert ran.err.count("(bloom) runs through transformers") == 1
 
 
 def test_the_4_bit_weights_of_gpt_oss(tmp_path: Path) -> None:
@@ -193,29 +150,20 @@ def test_the_4_bit_weights_of_gpt_oss(tmp_path: Path) -> None:
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=transformers.Mxfp4Config(dequantize=True)
     )
-    settings = {"model_path": str(folder), "model_config": {"dtype": "float32"}}
+    settings = {"model_path": str(folder), "exe_mode": "ge_graph", "model_config": {"dtype": "float32"}}
     runner = ModelRunner({**settings, "data_config": {"max_new_tokens": LENGTH}}, device="cpu")
-    runner.init_model()
+    with pytest.warns(UserWarning, match="Steps run eager: mode `ge_graph`"):
+        runner.init_model()
+    assert runner.execute_mode == "eager"
     runner.model_generate([PROMPTS[0]])
     assert runner.answers[0].token_ids == generated(theirs, ids_of(PROMPTS[0]))
     runner.close()
-
-
-def changed(folder: Path, **entries: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
 
 
 @pytest.mark.parametrize(
     ("entries", "options", "error", "told"),
     [
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, {}, CheckpointError, "needs code of its own folder"),
-        (
-            {"auto_map": {"AutoModel": "modeling_chatglm.ChatGLMModel"}, "model_type": "chatglm"},
-            {},
-            CheckpointError,
-            "needs code of its own folder",
-        ),
         ({"quantization_config": {"quant_method": "gptq"}}, {}, CheckpointError, "are quantised"),
         ({"peft": True}, {}, CheckpointError, "an adapter of PEFT"),
         ({"n_layer": 5}, {}, CheckpointError, "lack `transformer.h.3"),
@@ -233,7 +181,8 @@ def test_what_is_refused(entries: Any, options: Any, error: Any, told: str, tmp_
     (folder / "evil.py").write_text("raise SystemExit('code of a folder was run')")
     if "peft" in entries:
         (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "elsewhere"}))
-    changed(folder, **entries)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
     with pytest.raises(error, match=told):
         Captioner.load(llama_dir=folder, device="cpu", **options)
 

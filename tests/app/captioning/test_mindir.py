@@ -29,10 +29,7 @@ def test_an_export_says_what_to_install_and_leaves_nothing(tmp_path: Path) -> No
         run_export_decoder(DecoderJob(out=str(tmp_path / "made"), format="mindir"))
     assert "[mindspore]" in (failure.value.hint or "")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_floats_are_exported() -> None:
-    for precision in ("int8", "int4"):
+    for precision in ("int8", "int4"):  # only floats are exported
         with pytest.raises(ValueError, match="precision"):
             DecoderJob(out="made", format="mindir", precision=precision)  # type: ignore[arg-type]
 
@@ -45,6 +42,9 @@ def test_devices_of_mindir_graphs() -> None:
     for device in ("cuda", "cuda:1", "npu:x"):
         with pytest.raises(UsageError):
             mindir_runtime(device, backend="ms", config_path=None)
+    paths = {"prefill_model_path": "a.mindir", "increment_model_path": "b.mindir"}
+    with pytest.raises(UsageError, match="rank_id"):  # settings beside the paths of graphs are kept
+        pipeline("caption", {"rank_id": 1}, backend="mslite", **paths)
 
 
 def test_missing_graphs_and_those_of_other_programs_are_told(tmp_path: Path) -> None:
@@ -76,12 +76,6 @@ def test_models_without_graphs_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").unlink()
     with pytest.raises(UsageError, match="exported as onnx"):
         pipeline("caption", tmp_path, backend="mslite")
-
-
-def test_settings_beside_the_paths_of_graphs_are_kept() -> None:
-    paths = {"prefill_model_path": "a.mindir", "increment_model_path": "b.mindir"}
-    with pytest.raises(UsageError, match="rank_id"):
-        pipeline("caption", {"rank_id": 1}, backend="mslite", **paths)
 
 
 def test_a_backend_that_is_given_runs_a_checkpoint_beside_graphs_of_other_programs(tmp_path: Path) -> None:

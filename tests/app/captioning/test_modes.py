@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.compat.infer_config import InferConfig
-from llama_adapter.app.compat.pipeline import InferTask
 from llama_adapter.app.jobs.records.manifest import read_manifest
-from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.service import load_warm
 from llama_adapter.runtime.errors import DeviceError
@@ -87,31 +85,3 @@ def test_a_command_tells_that_a_graph_mode_runs_eager(run: Run) -> None:
     strict = run("caption", SAMPLES[0], flags, "--mode", "ge_graph", "--strict")
     assert strict.code == 2
     assert "error: cpu has no mode `ge_graph`" in strict.err
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("gpt.yaml", "model_path: {model}\nexe_mode: ge_graph\ndata_config: {{max_new_tokens: 4}}"),
-        ("predict.yaml", "run_mode: predict\nload_checkpoint: {model}\ncontext: {{mode: 0}}\npredict_length: 30"),
-        ("predict.sh", "python predictor.py --model_name_or_path {model} --device cpu --mode static --max_length 30"),
-    ],
-)
-def test_settings_of_other_systems_with_a_graph_mode_run_on_a_cpu(
-    name: str, text: str, run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(text.format(model=embedded_model()))
-    command = ["generate", "--prompt", "a", "--config", str(tmp_path / name), "--device", "cpu"]
-    ran = run(command)
-    assert ran.code == 0, ran.err
-    assert "steps run eager: cpu has no mode" in ran.err
-    assert run(command, "--strict").code == 2
-
-
-def test_a_task_of_mindspore_lite_with_a_graph_mode_runs_eager_on_a_cpu() -> None:
-    config = InferConfig(prefill_model_path=str(embedded_model()), target="CPU", mode="graph")
-    with (
-        pytest.warns(UserWarning, match="Steps run eager: mode `graph`"),
-        InferTask.get_infer_task("text_generation", config) as task,
-    ):
-        assert task("a", max_new_tokens=2)

@@ -247,19 +247,13 @@ def test_caches_are_emptied_at_each_reduction(parts: Parts) -> None:
         def empty_caches(self) -> None:
             emptied.append(len(notes))
 
-    captioner, notes = narrowed(dataclasses.replace(parts, backend=Backend()), Device(rows=2))
-    captioner.generate(PICTURES[:3])
-    assert (emptied, notes) == ([0], ["out of memory with 3 rows: going on with 1"])
-
-
-def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> None:
     device = Device(rows=4)
-    captioner, _ = narrowed(parts, device)
+    captioner, notes = narrowed(dataclasses.replace(parts, backend=Backend()), device)
     captioner.generate(PICTURES, max_new_tokens=3)
-
+    assert (emptied, notes) == ([0], ["out of memory with 8 rows: going on with 4"])
+    # No more pictures are taken then than are answered at once.
     encoded = [count for program, count in device.calls if program == "encode"]
-    assert encoded[0] == BATCH_SIZE
-    assert max(encoded[1:]) == 4
+    assert (encoded[0], max(encoded[1:])) == (BATCH_SIZE, 4)
 
 
 class Waiting(Device):
@@ -312,14 +306,8 @@ def test_a_service_answers_with_fewer_rows_and_does_not_restart(parts: Parts) ->
         service.close()
 
     for ask, answer in zip(asks, answers, strict=True):
-        (expected,) = plain.generate(
-            [ask.picture],
-            ["Describe the image."],
-            choices=ask.task.continuations or None,
-            max_new_tokens=10,
-            temperature=ask.sampling.temperature,
-            seed=ask.sampling.seed,
-        )
+        options: Any = {"temperature": ask.sampling.temperature, "seed": ask.sampling.seed, "max_new_tokens": 10}
+        (expected,) = plain.generate([ask.picture], ask.prompt, choices=ask.task.continuations or None, **options)
         assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
     assert any("rows" in note for note in notes)
 

@@ -11,20 +11,13 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.models.bundle import convert
 from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_bundle
 from llama_adapter.app.models.spec import CaptionerSpec
-from tests.app.picture_models import (
-    KINDS,
-    QUESTIONS,
-    Reference,
-    check_further_questions,
-    check_ragged_batches,
-    pictures,
-    save,
-)
+from tests.app import picture_models
+from tests.app.picture_models import QUESTIONS, Reference, check_further_questions, check_ragged_batches, pictures, save
 
 TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=picture_models.KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -49,6 +42,7 @@ def captioner(folder: Path) -> Iterator[Captioner]:
 def test_answers_in_ragged_batches_are_those_of_transformers(captioner: Captioner, reference: Reference) -> None:
     answers = check_ragged_batches(captioner, reference, max_new_tokens=TOKENS)
     assert len({answer.token_ids for answer in answers}) == len(answers)  # the pictures matter
+    check_further_questions(captioner, reference, max_new_tokens=TOKENS)  # they compute their own tokens only
 
 
 def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) -> None:
@@ -58,12 +52,6 @@ def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) 
     assert list(answer.token_ids) == reference.answer(images, QUESTIONS[0], max_new_tokens=TOKENS)
     assert answer.token_ids != captioner.ask(images[::-1], QUESTIONS[0], max_new_tokens=TOKENS).token_ids
     assert answer.prompt_tokens == len(reference.ids(images, QUESTIONS[0])[0])
-
-
-def test_a_further_question_about_a_picture_computes_its_own_tokens_only(
-    captioner: Captioner, reference: Reference
-) -> None:
-    check_further_questions(captioner, reference, max_new_tokens=TOKENS)
 
 
 # Gemma 2 and SmolLM3 say that embedding and head are one, which the configuration of the whole model denies.

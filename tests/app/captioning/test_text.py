@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from llama_adapter import Answer, Captioner, RawPrompt, TextDelta, UsageError
+from llama_adapter import Answer, Captioner, RawPrompt, UsageError
 from llama_adapter.app.captioning.captioner import Prompt, WorkItem, WorkQuestion, text_items
 from llama_adapter.app.pictures.reading.reader import PictureReading
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -31,9 +31,8 @@ LLAMA: dict[str, Any] = {"llama_dir": str(GOLDEN / "LLaMA"), "llama_type": "TINY
 @pytest.mark.parametrize("text_prefix", ["none", "zeros"])
 def test_answers_do_not_depend_on_the_batch_or_on_pictures_in_it(captioner: Captioner, text_prefix: TextPrefix) -> None:
     alone = Captioner.load(**model_options(), batch_size=1)
-    expected = [
-        alone.generate_text([prompt], text_prefix=text_prefix, max_new_tokens=12)[0].token_ids for prompt in PROMPTS
-    ]
+    options: Any = {"text_prefix": text_prefix, "max_new_tokens": 12}
+    expected = [alone.generate_text([prompt], **options)[0].token_ids for prompt in PROMPTS]
     items = text_items(PROMPTS, text_prefix=text_prefix)
     for index, name in enumerate(("shapes_200x300.jpg", "tiny_10x10.png", "missing.png"), start=len(PROMPTS)):
         question = WorkQuestion(index=index, prompt="Describe it.")
@@ -49,32 +48,17 @@ def test_answers_do_not_depend_on_the_batch_or_on_pictures_in_it(captioner: Capt
 
 def test_a_prompt_comes_in_four_forms_alone_or_in_a_list(captioner: Captioner) -> None:
     text = format_prompt("Name a colour.")
-    forms: list[Prompt] = [
-        "Name a colour.",
-        ("Name a colour.", None),
-        RawPrompt(text),
-        captioner.tokenizer.encode(text),
-    ]
+    ids = captioner.tokenizer.encode(text)
+    forms: list[Prompt] = ["Name a colour.", ("Name a colour.", None), RawPrompt(text), ids]
 
     alone = [captioner.generate_text(form, max_new_tokens=6) for form in forms]
     together = captioner.generate_text(iter(forms), max_new_tokens=6)
+    from_loop = asyncio.run(captioner.agenerate_text(forms, max_new_tokens=6))
 
     assert [len(answers) for answers in alone] == [1, 1, 1, 1]
     assert len({answers[0].token_ids for answers in [*alone, *([one] for one in together)]}) == 1
     assert [answer.picture for answer in together] == ["prompt 0", "prompt 1", "prompt 2", "prompt 3"]
-
-
-def test_streams_and_event_loops_give_the_same(captioner: Captioner) -> None:
-    options = {"temperature": 0.9, "seed": 3, "max_new_tokens": 8}
-    whole = captioner.generate_text(PROMPTS[:2], **options)  # type: ignore[arg-type]
-
-    events = list(captioner.stream_text(PROMPTS[:2], **options))  # type: ignore[arg-type]
-    from_loop = asyncio.run(captioner.agenerate_text(PROMPTS[:2], **options))  # type: ignore[arg-type]
-
-    for answer in whole:
-        pieces = [event.text for event in events if isinstance(event, TextDelta) and event.index == answer.index]
-        assert "".join(pieces) == answer.text
-    assert [answer.token_ids for answer in from_loop] == [answer.token_ids for answer in whole]
+    assert [answer.token_ids for answer in from_loop] == [answer.token_ids for answer in together]
 
 
 @pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])
@@ -100,10 +84,8 @@ def test_without_a_prefix_it_is_the_llama_of_transformers(options: dict[str, obj
     import transformers
 
     captioner = Captioner.load(**options, batch_size=3, dtype="float32")  # type: ignore[arg-type]
-    prompts = [
-        captioner.tokenizer.encode(text) for text in ("Hello", "The sun is", "A long prompt of words, again and")
-    ]
-    prompts.append([1, 17])
+    texts = ("Hello", "The sun is", "A long prompt of words, again and")
+    prompts = [*map(captioner.tokenizer.encode, texts), [1, 17]]
     theirs = transformers.LlamaForCausalLM.from_pretrained(GOLDEN / "LLaMA-HF/TINY", dtype=torch.float32).eval()
     widest = max(map(len, prompts))
     ids = torch.tensor([[0] * (widest - len(prompt)) + prompt for prompt in prompts])

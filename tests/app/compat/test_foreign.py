@@ -208,6 +208,9 @@ def test_a_yaml_that_splits_the_model_precedes_the_launchers_number(parallel: st
         ["bash", "msrun_launcher.sh", f"{program} > log.txt; echo", "2"],
     ):
         assert line(words).settings["computation"]["tensor_parallel"] == size
+    # Options of an unknown script have the number of a launcher too.
+    found = imported(tmp_path, "run.sh", "cd x && torchrun --nproc_per_node 2 mine.py x --exe_mode eager")
+    assert [entry.key for entry in found.report] == ["worker_num", "exe_mode"]
 
 
 COPIED = """\
@@ -299,11 +302,6 @@ def test_a_refused_key_has_its_line_in_its_file(options: str, told: str, tmp_pat
     assert f"{tmp_path}/p.yaml:8: seed ignored" in found.format_report()
 
 
-def test_options_of_an_unknown_script_have_the_number_of_a_launcher(tmp_path: Path) -> None:
-    found = imported(tmp_path, "run.sh", "cd x && torchrun --nproc_per_node 2 mine.py x --exe_mode eager")
-    assert [entry.key for entry in found.report] == ["worker_num", "exe_mode"]
-
-
 def test_lines_of_exports_become_export_decoder(tmp_path: Path) -> None:
     model = str(embedded_model())
     paddle = line(
@@ -382,14 +380,11 @@ def test_an_exported_folder_is_run_and_determines_its_numbers(graph_format: str,
     assert (yaml.settings["computation"], yaml.settings.get("model")) == (paddle.settings["computation"], None)
 
 
-@pytest.mark.parametrize(
-    ("is_file", "hint"), [(True, "`llama-adapter config import x.sh` says"), (False, "leave it out")]
-)
-def test_a_key_that_a_file_lacks_is_refused_with_the_command_that_reports(is_file: bool, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        line("python predictor.py --dtype float16").check("x.sh", is_file=is_file)
-
-    assert hint in caught.value.hint
+def test_a_key_that_a_file_lacks_is_refused_with_the_command_that_reports() -> None:
+    for is_file, hint in ((True, "`llama-adapter config import x.sh` says"), (False, "leave it out")):
+        with pytest.raises(UsageError) as caught:
+            line("python predictor.py --dtype float16").check("x.sh", is_file=is_file)
+        assert hint in caught.value.hint
 
 
 def test_a_script_that_is_here_and_an_unknown_one_are_not_translated(

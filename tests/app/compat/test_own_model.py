@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from llama_adapter import ModelRunner, UsageError
-from llama_adapter.app.models.resources import embedded_model
 from tests.app.golden import GOLDEN
 
 SIZE, END = 16, 9
@@ -156,14 +155,15 @@ def test_weights_and_configuration(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_the_models_folder() -> None:
-    made = runner(kind=ModelRunner, path=GOLDEN / "LLaMA")
-    assert made.tokenizer.encode("a")[0] == 1
+    for path in (GOLDEN / "LLaMA", GOLDEN / "LLaMA-HF" / "TINY"):
+        made = runner(kind=ModelRunner, path=path)
+        assert made.tokenizer.encode("a")[0] == 1
     assert made.tokenize_prompts(["a"]).attention_mask.tolist()[0][:2] == [1, 1]
-    made = runner(kind=ModelRunner, path=GOLDEN / "LLaMA-HF" / "TINY")
-    assert isinstance(made.tokenizer.encode("a"), list)
 
 
-def test_quantised_weights_are_verified_and_their_scales_cast(tmp_path: Path) -> None:
+def test_weights_get_the_type_of_the_settings_and_quantised_ones_are_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "compressed_tensors"}}))
 
     class Quantised(Runner):
@@ -181,11 +181,7 @@ def test_quantised_weights_are_verified_and_their_scales_cast(tmp_path: Path) ->
             return None
 
     assert runner(path=tmp_path, kind=Unverified).model.weight_scale.dtype == torch.float64
-
-
-def test_float_weights_get_the_type_of_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "other"}}))
     made = Runner({"model_config": {"dtype": "bfloat16"}}, device="cpu")
     made.init_model(Counting)  # the folder in which the program runs is no model's
     assert (made.model.step.dtype, made.dtype, made.model.training) == (torch.bfloat16, torch.bfloat16, False)
@@ -224,16 +220,10 @@ def test_a_runner_as_in_the_recipes() -> None:
     assert made.model_generate(["ab"], warm_up=True) == ["cd"]
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_a_subclass_decides_the_end_of_the_loop(own: bool) -> None:
-    class Short(ModelRunner):
-        def get_jump_prepare(self, cnt: int, warm_up: bool = False) -> bool:
-            return cnt == 3
-
-    made = Short({**settings(path=GOLDEN / "LLaMA" if own else embedded_model()), "exe_mode": "eager"}, device="cpu")
-    made.init_model(Counting if own else None)
-    if own:
-        made.tokenizer = Letters()
+@pytest.mark.parametrize(("kind", "model"), [(ModelRunner, None), (Runner, Counting)])
+def test_a_subclass_decides_the_end_of_the_loop(kind: Any, model: Any) -> None:
+    short = {"get_jump_prepare": lambda self, cnt, warm_up=False: cnt == 3}
+    made = runner(model, kind=type("Short", (kind,), short))
     made.model_generate(["a"])
     assert len(made.inference_times) == 3
     made.close()
@@ -266,8 +256,7 @@ def test_a_subclass_changes_loading(online: bool) -> None:
 
 
 def test_samples_of_llama_follow_data_config() -> None:
-    made = ModelRunner(settings(do_sample=True, temperature=3.0, top_p=1.0, seed=1), device="cpu")
-    made.init_model()
+    made = runner(None, kind=ModelRunner, do_sample=True, temperature=3.0, top_p=1.0, seed=1)
     texts = [made.model_generate(["a star"])]
     for seed in (1, 2, 3):
         made.sampling = replace(made.sampling, seed=seed)

@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Mapping
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from llama_adapter.app.models.quantised_model import quantise_model
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.digests import file_digest
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -77,6 +80,19 @@ def before_first_call(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[
         return plain(*arguments, **options)
 
     monkeypatch.setattr(f"llama_adapter.app.models.{name}", late)
+
+
+def refusals(source: Path, folder: Path, damages: Iterable[Damage]) -> str:
+    """A line for each damage: the message with which a copy of the bundle, in `folder`, is refused."""
+    told = []
+    for number, damage in enumerate(damages):
+        bundle = Path(shutil.copytree(source, folder / str(number)))
+        damage(bundle)
+        with pytest.raises(CheckpointError) as caught:
+            load_bundle(bundle)
+        # Without Python's wording, which depends on the version.
+        told.append(re.sub(r"(is no JSON|__init__\(\)).*", r"\1", caught.value.message.replace(str(bundle), "BUNDLE")))
+    return "\n".join(told)
 
 
 def edit(change: Callable[[dict[str, Any]], object]) -> Damage:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import shutil
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,11 @@ import sentencepiece
 import torch
 from peft import LoraConfig, get_peft_model
 from syrupy.assertion import SnapshotAssertion
-from torch import Tensor
 
 import llama_adapter.app.models.checkpoints
 from llama_adapter.app.models.bundle import convert, save_bundle
 from llama_adapter.app.models.bundle_tensors import open_bundle
-from llama_adapter.app.models.checkpoints import (
-    SourceFile,
-    adapter_name,
-    claimed_digest,
-    open_llama_parts,
-)
+from llama_adapter.app.models.checkpoints import SourceFile, adapter_name, claimed_digest, open_llama_parts
 from llama_adapter.app.models.llama_folder import base_name, find_llama
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_merged_bundle
@@ -43,13 +36,6 @@ RELEASED = next(iter(llama_adapter.app.models.checkpoints.RELEASED_ADAPTERS))
 
 def sources(**changes: Any) -> CaptionerSpec:
     return dataclasses.replace(SOURCES, **{"adapter": GOLDEN / "adapters" / "BIAS-TINY.pth", **changes})
-
-
-def edited_adapter(tmp_path: Path, edit: Callable[[dict[str, Tensor]], object]) -> Path:
-    tensors = adapter_tensors("BIAS-TINY")
-    edit(tensors)
-    torch.save({"model": tensors}, tmp_path / "edited.pth")
-    return tmp_path / "edited.pth"
 
 
 @pytest.mark.parametrize(
@@ -125,35 +111,29 @@ def test_links_in_the_hubs_cache_have_the_names_of_repositories_and_files(tmp_pa
         assert base_name(place) == name
 
 
-def test_tokenizer_inside_the_folder_is_preferred_to_the_one_beside(tmp_path: Path) -> None:
-    shutil.copytree(LLAMA, tmp_path / "LLaMA")
-    (tmp_path / "LLaMA" / "tokenizer.model").replace(tmp_path / "LLaMA" / "TINY" / "tokenizer.model")
-    (tmp_path / "LLaMA" / "tokenizer.model").write_bytes(b"another")
-    assert find_llama(tmp_path / "LLaMA", llama_type="TINY").tokenizer.parent.name == "TINY"
-
-
-def test_a_model_lists_its_sources() -> None:
+def test_a_model_lists_its_sources(tmp_path: Path) -> None:
     model = assemble_sources(sources(adapter=GOLDEN / "adapters" / "LORA-BIAS-TINY.pth", context=77))
     assert [file.role for file in model.sources] == ["llama", "tokenizer", "adapter", "clip"]
     assert model.name == "LORA-BIAS-TINY"
     assert model.merged == ("gates", "lora")
     assert model.decoder_config.context == 77
     assert model.vision_config.channel_order == "rgb"
+    shutil.copytree(LLAMA, tmp_path / "LLaMA")
+    (tmp_path / "LLaMA" / "tokenizer.model").replace(tmp_path / "LLaMA" / "TINY" / "tokenizer.model")
+    (tmp_path / "LLaMA" / "tokenizer.model").write_bytes(b"another")  # the one inside the folder is preferred
+    assert find_llama(tmp_path / "LLaMA", llama_type="TINY").tokenizer.parent.name == "TINY"
 
 
 @pytest.mark.proves("adapters with CLIP inside", "CPU")
-def test_clip_in_a_trainer_checkpoint_replaces_the_given_one() -> None:
+def test_clip_in_a_trainer_checkpoint_replaces_the_given_one_and_a_bundle_stands_for_its_own(saved: Path) -> None:
     adapter = GOLDEN / "adapters" / "training-checkpoint-0.pth"
     alone, beside = assemble_sources(sources(adapter=adapter, clip=None)), assemble_sources(sources(adapter=adapter))
     assert_same_weights(alone, beside)
     assert [file.role for file in alone.sources] == ["llama", "tokenizer", "adapter"]
     other = assemble_sources(sources())
     assert not torch.equal(alone.vision_state["clip.projection.weight"], other.vision_state["clip.projection.weight"])
-
-
-def test_a_bundle_stands_for_its_clip(saved: Path) -> None:
     found = assemble_sources(sources(clip=saved))
-    assert_same_weights(found, assemble_sources(sources()))
+    assert_same_weights(found, other)
     assert found.sources[-1] == SourceFile(role="clip", path=str(saved / "vision.safetensors"))
 
 
@@ -176,7 +156,9 @@ def test_a_renamed_release_is_recognised_by_its_content(monkeypatch: pytest.Monk
 
 
 def test_the_digest_of_a_model_depends_on_its_files_and_configuration(tmp_path: Path) -> None:
-    adapter = edited_adapter(tmp_path, lambda tensors: tensors["clip_proj.bias"].add_(1))
+    tensors, adapter = adapter_tensors("BIAS-TINY"), tmp_path / "edited.pth"
+    tensors["clip_proj.bias"].add_(1)
+    torch.save({"model": tensors}, adapter)
     assert assemble_sources(sources()).digest == assemble_sources(sources()).digest
     assert assemble_sources(sources(adapter=adapter)).digest != assemble_sources(sources()).digest
     assert assemble_sources(sources(visual_heads=2)).digest != assemble_sources(sources()).digest
@@ -196,11 +178,9 @@ WRONG_PLACES: dict[str, dict[str, Any]] = {
 
 
 def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    def narrow(tensors: dict[str, Tensor]) -> None:
-        tensors["visual_proj.weight"] = torch.ones(32, 48)
-        for key in ("visual_proj.bias", "visual_proj_norm.weight", "visual_proj_norm.bias"):
-            tensors[key] = torch.ones(32)
-
+    narrow = dict.fromkeys(("visual_proj.bias", "visual_proj_norm.weight", "visual_proj_norm.bias"), torch.ones(32))
+    narrow |= {"visual_proj.weight": torch.ones(32, 48)}
+    torch.save({"model": adapter_tensors("BIAS-TINY") | narrow}, tmp_path / "edited.pth")
     for name in ("no tokenizer", "only a fast tokenizer", "no params"):
         shutil.copytree(LLAMA / "TINY", tmp_path / name / "TINY")
     (tmp_path / "only a fast tokenizer" / "TINY" / "tokenizer.json").write_text("{}")
@@ -215,7 +195,7 @@ def test_faults_of_the_sources(tmp_path: Path, snapshot: SnapshotAssertion) -> N
         "no params": {"llama_dir": tmp_path / "no params"},
         "a LoRA": {"llama_dir": tmp_path / "LoRA", "llama_type": None},
         "a repository in the Hub's cache": {"llama_dir": tmp_path / "models--me--toy", "llama_type": None},
-        "halves of two adapters": {"adapter": edited_adapter(tmp_path, narrow)},
+        "halves of two adapters": {"adapter": tmp_path / "edited.pth"},
     }
     told = {name: refusal(partial(assemble_sources, sources(**changes)), tmp_path) for name, changes in wrong.items()}
     assert told == snapshot
@@ -246,15 +226,13 @@ def test_a_bundle_of_another_family_stands_for_its_folder(name: str, tmp_path: P
     model.save_pretrained(tmp_path / "folder")
     shutil.copy(LLAMA / "tokenizer.model", tmp_path / "folder")
     source = open_huggingface(tmp_path / "folder")
-    gates = {
-        f"llama.layers.{layer}.attention.gate": torch.ones(1, 4, 1, 1) for layer in range(source.config.num_layers)
-    }
+    names = (f"llama.layers.{layer}.attention.gate" for layer in range(source.config.num_layers))
+    gates = dict.fromkeys(names, torch.ones(1, 4, 1, 1))
     visual = {key: one for key, one in adapter_tensors("CAPTION-TINY").items() if not key.startswith("llama.")}
     torch.save(visual | gates, tmp_path / "adapter.pth")
-    get_peft_model(model, LoraConfig(target_modules=["o_proj", "down_proj"], init_lora_weights=False)).save_pretrained(
-        tmp_path / "lora"
-    )
     lora = str(tmp_path / "lora")
+    config = LoraConfig(target_modules=["o_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(lora)
     given = sources(llama_dir=tmp_path / "folder", llama_type=None, adapter=tmp_path / "adapter.pth", context=30)
     bundle = convert(given, tmp_path / "bundle", dtype=torch.float32)
 

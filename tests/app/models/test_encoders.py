@@ -37,6 +37,13 @@ def encoder() -> Path:
     return golden_onnx()
 
 
+@pytest.fixture
+def no_clip_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders in which CLIP is looked for are empty."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
 def without_clip(adapter: str = "BIAS-TINY") -> dict[str, object]:
     options = model_options(adapter)
     del options["clip"], options["visual_heads"]
@@ -62,7 +69,8 @@ def test_the_encoder_of_full_weights_fits_8_bit_ones(encoder: Path, tmp_path: Pa
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_an_encoder_of_another_model_is_refused(encoder: Path, snapshot: SnapshotAssertion) -> None:
+@pytest.mark.usefixtures("no_clip_about")
+def test_an_encoder_of_another_model_is_refused(encoder: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     refused: dict[str, dict[str, object]] = {
         "another adapter": model_options("CAPTION-TINY"),
         "another adapter, without CLIP": without_clip("CAPTION-TINY"),
@@ -76,13 +84,13 @@ def test_an_encoder_of_another_model_is_refused(encoder: Path, snapshot: Snapsho
             Captioner.load(**options, encoder=encoder)
         told[name] = f"{caught.value.message} [{caught.value.hint}]".replace(str(encoder), "ENCODER")
     assert told == snapshot
-
-
-@pytest.fixture
-def no_clip_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folders in which CLIP is looked for are empty."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    file = without_card(encoder, tmp_path / "clip.onnx")
+    for options, sentence in (
+        (model_options("CAPTION-TINY"), "is not that of the model CAPTION-TINY"),
+        ({}, "makes 10 visual queries of width 64, and the model embedded reads 10 of width 192"),
+    ):
+        with pytest.raises(GraphError, match=sentence):
+            Captioner.load(**options, encoder=file)
 
 
 @pytest.mark.usefixtures("no_clip_about")
@@ -143,17 +151,6 @@ def test_answers_are_those_of_the_models_own_encoder(order: str, encoder: Path, 
     assert exported.spec.vision == "onnx"
 
 
-@pytest.mark.usefixtures("no_clip_about")
-def test_an_encoder_without_a_card_that_computes_something_else_is_refused(encoder: Path, tmp_path: Path) -> None:
-    file = without_card(encoder, tmp_path / "clip.onnx")
-    for options, sentence in (
-        (model_options("CAPTION-TINY"), "is not that of the model CAPTION-TINY"),
-        ({}, "makes 10 visual queries of width 64, and the model embedded reads 10 of width 192"),
-    ):
-        with pytest.raises(GraphError, match=sentence):
-            Captioner.load(**options, encoder=file)
-
-
 @pytest.mark.parametrize("half", ["clip", "query"])
 def test_a_fingerprint_survives_rounding_and_tells_models_apart(half: str) -> None:
     state = assemble_sources(CaptionerSpec(**model_options())).vision_state
@@ -177,14 +174,6 @@ def test_a_fingerprint_survives_rounding_and_tells_models_apart(half: str) -> No
 def test_a_missing_encoder_is_an_error_before_anything_is_read() -> None:
     with pytest.raises(GraphError, match=r"none\.om"):
         Captioner.load(llama_dir="nowhere", adapter="nothing", encoder="none.om")
-
-
-def test_what_runs_the_encoder_follows_from_its_file() -> None:
-    assert CaptionerSpec().vision_kind == "torch"
-    assert CaptionerSpec(encoder="clip.onnx").vision_kind == "onnx"
-    assert CaptionerSpec(encoder="clip.om").vision_kind == "om"
-    assert CaptionerSpec(encoder="folder").vision_kind == "om"
-    assert CaptionerSpec(encoder="clip.model", vision="onnx").vision_kind == "onnx"
 
 
 @pytest.mark.parametrize(
@@ -211,13 +200,18 @@ def test_where_an_exported_encoder_runs(
     assert (wanted.device_id, wanted.own_process) == (device_id, own_process)
 
 
-@pytest.mark.parametrize("device", [True, 1.0, -1, 256, "cpu"])
-def test_a_device_that_runs_no_om_is_refused(device: Any) -> None:
-    with pytest.raises(ValueError, match="encoder_device for vision om: wanted a number from 0 to 255 or npu:N"):
-        CaptionerSpec(encoder="clip.om", encoder_device=device)
-
-
-def test_the_device_of_an_onnx_encoder_chooses_its_provider() -> None:
+def test_the_file_of_an_encoder_says_what_runs_it_and_its_device_where() -> None:
+    for options, kind in (
+        ({}, "torch"),
+        ({"encoder": "clip.onnx"}, "onnx"),
+        ({"encoder": "clip.om"}, "om"),
+        ({"encoder": "folder"}, "om"),
+        ({"encoder": "clip.model", "vision": "onnx"}, "onnx"),
+    ):
+        assert CaptionerSpec(**options).vision_kind == kind  # type: ignore[arg-type]
+    for device in (True, 1.0, -1, 256, "cpu"):
+        with pytest.raises(ValueError, match="encoder_device for vision om: wanted a number from 0 to 255 or npu:N"):
+            CaptionerSpec(encoder="clip.om", encoder_device=device)
     spec = CaptionerSpec(encoder="clip.onnx", encoder_device="npu:2", provider_option=["enable_cann_graph=0"])
 
     provider = encoder_spec(spec, backend=CpuBackend(), mode="eager").provider

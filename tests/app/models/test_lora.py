@@ -140,14 +140,6 @@ def plain(folders: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders("plain"), tmp_path / "plain"))
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of the tiny model without LoRA."""
-    out = tmp_path_factory.mktemp("lora") / "bare"
-    assert main(["convert", *CHECKPOINTS, "--out", str(out)]) == 0
-    return out
-
-
 @pytest.fixture
 def foreign(folders: Callable[[str], Path], tmp_path: Path) -> Path:
     """A LoRA that names another base model."""
@@ -157,6 +149,14 @@ def foreign(folders: Callable[[str], Path], tmp_path: Path) -> Path:
 
 
 NOTE = "was trained on `meta-llama/Llama-2-7b-hf`, and is merged into `"
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of the tiny model without LoRA."""
+    out = tmp_path_factory.mktemp("lora") / "bare"
+    assert main(["convert", *CHECKPOINTS, "--out", str(out)]) == 0
+    return out
 
 
 @pytest.mark.slow  # imports transformers
@@ -435,16 +435,13 @@ def test_long_lists_of_full_names_are_compared_quickly() -> None:
     assert targeted == {name for name in names[1:] if not name.endswith("b")}
 
 
-def test_fields_that_exclude_each_other() -> None:
+def test_fields_that_exclude_each_other_and_folders_of_lora_folders(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lora and decoder exclude each other"):
         CaptionerSpec(decoder="folder", lora=["x"])
     with pytest.raises(ValueError, match="lora must be folders"):
         CaptionerSpec(lora=[""])
     with pytest.raises(UsageError, match="FOLDER=WEIGHT"):
         open_loras(["x=heavy"], CONFIG)
-
-
-def test_a_folder_of_lora_folders_names_them(tmp_path: Path) -> None:
     for name in ("checkpoint-100", "checkpoint-200", "snapshots/abc"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "adapter_config.json").write_text("{}")
@@ -511,7 +508,17 @@ def test_refusals(
 
 
 @pytest.mark.slow
-def test_a_tensor_that_the_adapter_replaces(folders: Callable[[str], Path]) -> None:
+def test_what_is_not_summed_and_what_the_adapter_replaces(folders: Callable[[str], Path]) -> None:
+    for texts in (
+        [f"{folders('dora')}=0.5"],
+        [str(folders("dora")), str(folders("plain"))],
+        [str(folders("saved")), str(folders("ends"))],
+        [f"{folders('saved')}=2"],
+    ):
+        with pytest.raises(CheckpointError, match="which is not summed"):
+            stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
+    # What PEFT stores beside the factors of the embedding equals the LLaMA's own, so it is no whole weight.
+    stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)
     rest: dict[str, Any] = {"adapter": GOLDEN / "adapters/BIAS-TINY.pth", **EYES}
     with pytest.raises(CheckpointError, match="replaces them"):
         assemble_sources(CaptionerSpec(llama_dir=LLAMA, lora=[str(folders("saved"))], **rest))
@@ -535,20 +542,6 @@ def test_tied_weights(has_head: bool, folders: Callable[[str], Path], tmp_path: 
     our_logits(llama_dir=str(LLAMA), lora=lora)  # nothing is tied
     with pytest.raises(CheckpointError, match="ensure_weight_tying"):
         our_logits(llama_dir=str(tied), lora=lora)
-
-
-@pytest.mark.slow
-def test_what_is_not_summed(folders: Callable[[str], Path]) -> None:
-    for texts in (
-        [f"{folders('dora')}=0.5"],
-        [str(folders("dora")), str(folders("plain"))],
-        [str(folders("saved")), str(folders("ends"))],
-        [f"{folders('saved')}=2"],
-    ):
-        with pytest.raises(CheckpointError, match="which is not summed"):
-            stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=texts), dtype=torch.float32)
-    # What PEFT stores beside the factors of the embedding equals the LLaMA's own, so it is no whole weight.
-    stream_sources(CaptionerSpec(llama_dir=str(LLAMA), lora=[f"{folders('ends')}=2"]), dtype=torch.float32)
 
 
 @pytest.mark.slow

@@ -66,15 +66,12 @@ def test_the_encoder_is_vit_l_14_with_the_released_visual_blocks() -> None:
     assert encoder_weights(config) // 10**6 == 363
 
 
-def test_a_size_can_be_given_by_its_numbers() -> None:
+def test_a_size_can_be_given_by_its_numbers_and_an_unknown_one_is_refused() -> None:
     assert parse_size("2048x22x16x5632") == parse_size("1b") == LLAMA_SIZES["1B"]
     assert parse_size("32x2x2x64") == LlamaSize(dim=32, num_layers=2, num_heads=2, ffn_dim=64)
-
-
-@pytest.mark.parametrize("text", ["", "14B", "32x2x2", "32x2x2x64x1", "32x-2x2x64"])
-def test_an_unknown_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"160M, 1B, 7B, .*Llama-3.1-8B, or DIMxLAYERSxHEADSxFFN"):
-        parse_size(text)
+    for text in ("", "14B", "32x2x2", "32x2x2x64x1", "32x-2x2x64"):
+        with pytest.raises(ValueError, match=r"160M, 1B, 7B, .*Llama-3.1-8B, or DIMxLAYERSxHEADSxFFN"):
+            parse_size(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -110,14 +107,6 @@ def test_a_rank_has_its_part_of_the_model_that_all_draw(precision: Precision) ->
     assert_same(part, wanted)
 
 
-def test_no_two_layers_and_no_two_rows_are_alike() -> None:
-    state = random_model("tiny", dtype=torch.float32).decoder_state
-    first, second = state["layers.0.attention.qkv.weight"], state["layers.1.attention.qkv.weight"]
-
-    assert not torch.equal(first, second)
-    assert len(first.unique(dim=0)) == len(first)
-
-
 def test_a_tensor_larger_than_the_drawn_numbers_repeats_them() -> None:
     sketch = {"head.weight": torch.empty(1100, 1000, device="meta")}
 
@@ -139,6 +128,9 @@ def test_the_end_token_is_never_the_best_and_gates_are_open() -> None:
     assert not logits[:, end].any()
     assert (logits.amax(-1) > 0).all()
     assert (state["adapter.gates"] == 0.5).all()
+    first, second = state["layers.0.attention.qkv.weight"], state["layers.1.attention.qkv.weight"]
+    assert not torch.equal(first, second)
+    assert len(first.unique(dim=0)) == len(first), "no two rows are alike"
 
 
 def test_ids_beyond_the_pieces_are_text_and_the_others_are_unchanged() -> None:

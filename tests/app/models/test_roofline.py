@@ -82,9 +82,6 @@ def test_int8_weights_are_one_byte_each_and_the_cache_is_unchanged() -> None:
     assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 480 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
     assert prefix_work(DECODER, num_pictures=3, sizes=sizes).bytes == 2 * 2 * 16 + 4 * 3 * 80
     assert encoder_work(VISION, num_pictures=2, sizes=sizes).bytes == 24 + 48 + 6 + 12 + 112 + 16
-
-
-def test_the_head_may_have_numbers_of_another_size() -> None:
     sizes = NumberSizes(weight=0.5, other=4, head=1)
     assert step_work(DECODER, positions=[2, 5], sizes=sizes).bytes == 240 + 40 + 4 * (2 * 3 * 4 * 9 + 2 * 80)
 
@@ -99,15 +96,11 @@ def test_a_device_reads_the_head_of_4_bits_in_8(precision: Precision, weight: fl
     assert widened == NumberSizes(2.0, 2, 2.0)
 
 
-def test_a_prefix_is_two_products_for_each_adapter_layer() -> None:
-    work = prefix_work(DECODER, num_pictures=3, sizes=NumberSizes(4, 4))
-
-    assert work == Work(2 * 3 * 5 * (2 * 2 * 16), 4 * (2 * 2 * 16 + 3 * 80))
-
-
-def test_an_encoder_is_counted_layer_by_layer() -> None:
+def test_an_encoder_is_counted_layer_by_layer_and_a_prefix_with_its_products() -> None:
     work = encoder_work(VISION, num_pictures=2, sizes=NumberSizes(4, 4))
+    prefix = prefix_work(DECODER, num_pictures=3, sizes=NumberSizes(4, 4))  # two products for each adapter layer
 
+    assert prefix == Work(2 * 3 * 5 * (2 * 2 * 16), 4 * (2 * 2 * 16 + 3 * 80))
     # CLIP: patches, blocks, attention, projection. Visual block: input, queries, keys and values for all tokens, the
     # rest for the 2 queries, attention, output.
     clip = 2 * 4 * (12 * 2) + 2 * 5 * (12 * 4) + 4 * 25 * 2 + 2 * 5 * (2 * 3)
@@ -125,15 +118,11 @@ def test_counted_weights_are_those_of_the_modules() -> None:
         assert matrices(PictureEncoder(VISION)) == encoder_weights(VISION)
 
 
-def test_the_least_time_is_set_by_the_lower_ceiling() -> None:
+def test_the_least_time_is_set_by_the_lower_ceiling_and_unexplained_time_is_overhead() -> None:
     ceiling = Ceiling(bytes_per_s=10.0, flops_per_s=100.0)
 
     assert ceiling.seconds(Work(flops=100, bytes=50)) == (5.0, "memory")
     assert ceiling.seconds(Work(flops=1000, bytes=50)) == (10.0, "arithmetic")
-
-
-def test_unexplained_time_is_overhead() -> None:
     shares = explain([(4.0, 3.0, "memory"), (2.0, 2.5, "arithmetic")], read_s=1.0, wall_s=10.0)
-
     assert shares == pytest.approx({"memory": 0.3, "arithmetic": 0.2, "reading": 0.1, "overhead": 0.4})
     assert set(explain([], read_s=0.0, wall_s=0.0).values()) == {0.0}

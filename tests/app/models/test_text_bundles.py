@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from tests.llm.gguf_files import sentencepiece_keys, write_model
 from tests.llm.test_chat import CHATML
 
 PROMPTS: list[Any] = ["Why?", "Name a red thing, and one that is blue.", [1, 5, 9, 200]]
-Write = Callable[[Path], Path]
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +65,20 @@ def test_ranks_share_a_bundle_without_encoder(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "precision"),
+    ("write", "job", "precision"),
     [
-        (lambda source, out: quantise_bundle(QuantiseJob(model=source, out=out, precision="int8")), "int8"),
-        (lambda source, out: quantise_bundle(QuantiseJob(model=source, out=out, precision="int4")), "int4"),
-        (lambda source, out: pack_bundle(PackJob(model=source, out=out, dtype="float32")), "float"),
-        (lambda source, out: pack_bundle(PackJob(model=source, out=out, precision="int4")), "int4"),
+        (quantise_bundle, QuantiseJob, "int8"),
+        (quantise_bundle, QuantiseJob, "int4"),
+        (pack_bundle, PackJob, "float"),
+        (pack_bundle, PackJob, "int4"),
     ],
-    ids=["int8", "int4", "packed", "packed int4"],
 )
 def test_fewer_bits_are_those_of_the_file(
-    write: Callable[[str, str], Path], precision: Precision, file: Path, bundle: Path, tmp_path: Path
+    write: Any, job: Any, precision: Precision, file: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    direct, again = write(str(file), str(tmp_path / "direct")), write(str(bundle), str(tmp_path / "again"))
+    options = {"dtype": "float32"} if precision == "float" else {"precision": precision}
+    direct = write(job(model=str(file), out=str(tmp_path / "direct"), **options))
+    again = write(job(model=str(bundle), out=str(tmp_path / "again"), **options))
     expected = answers(llama_dir=file, precision=precision)
     assert answers(model=direct) == answers(model=again) == expected
     assert "ok" in {finding.level for finding in diagnose(CaptionerSpec(model=direct))} <= {"ok", "not tried"}

@@ -91,13 +91,6 @@ def test_a_temperature_changes_no_order_and_the_sum_stays_1(seed: int, temperatu
     assert (np.diff(ordered_NC) >= 0).all()
 
 
-def test_certainties_are_clipped_so_that_they_have_logarithms() -> None:
-    scaled_NC = apply_temperature(two(1.0, 0.0), 2.0)
-
-    assert np.isfinite(scaled_NC).all()
-    assert measure(two(1.0), np.array([1])).nll == pytest.approx(-np.log(LEAST_PROBABILITY))
-
-
 # Measures
 
 
@@ -110,6 +103,9 @@ def test_measures_of_an_example_by_hand() -> None:
     # Two answers with 0.8, one of which is right, and one right answer with 0.7.
     assert metrics.ece == pytest.approx((2 * abs(0.8 - 0.5) + abs(0.7 - 1.0)) / 3)
     assert calibration_error(np.array([0.8, 0.8, 0.7]), np.array([True, False, True])) == metrics.ece
+    # Certainties are clipped, so that they have logarithms.
+    assert np.isfinite(apply_temperature(two(1.0, 0.0), 2.0)).all()
+    assert measure(two(1.0), np.array([1])).nll == pytest.approx(-np.log(LEAST_PROBABILITY))
     with pytest.raises(ValueError, match="at least one"):
         measure(two(), np.array([], dtype=np.int64))
     with pytest.raises(ValueError, match="at least one"):
@@ -144,10 +140,7 @@ def test_folds_hold_every_example_back_once_and_keep_groups_together() -> None:
     assert np.sum(held, axis=0).tolist() == [1] * 9
     assert all(len(set(is_held[groups_N == group])) == 1 for is_held in held for group in groups_N)
     assert [is_held.tolist() for is_held in folds(groups_N)] == [is_held.tolist() for is_held in held]
-
-
-def test_one_picture_cannot_be_held_back() -> None:
-    assert list(folds(np.array([3, 3]))) == []
+    assert list(folds(np.array([3, 3]))) == [], "one picture cannot be held back"
     assert cross_fitted(two(0.5, 0.6), np.array([0, 1]), np.array([3, 3])) is None
 
 
@@ -192,15 +185,12 @@ def test_a_threshold_has_the_precision_and_none_with_it_has_more_recall(
         assert found.precision_low <= found.precision
 
 
-def test_a_threshold_takes_no_wrong_ones_that_bring_no_right_one() -> None:
+def test_a_threshold_is_between_scores_and_none_without_the_precision_of_which_the_best_is_known() -> None:
     scores_N, is_right_N = np.array([0.9] * 19 + [0.1]), np.array([True] * 19 + [False])
-    found = find_threshold(scores_N, is_right_N, precision=0.9)
-
+    found = find_threshold(scores_N, is_right_N, precision=0.9)  # takes no wrong one that brings no right one
     assert found is not None
     assert (found.threshold, found.precision, found.count) == (0.5, 1.0, 19)
 
-
-def test_a_precision_that_cannot_be_had_is_none_and_the_best_is_known() -> None:
     scores_N, is_right_N = np.array([0.9, 0.8, 0.7]), np.array([False, True, True])
     best = best_precision(scores_N, is_right_N)
 

@@ -119,7 +119,7 @@ def test_ids_and_plain_text_follow_their_pictures() -> None:
         assert [*ours.encode(ids, grids=grids).token_ids] == [*begin, *pictures, 5, 6]
 
 
-def test_pictures_are_not_cut() -> None:
+def test_pictures_are_not_cut_and_have_places_in_the_template() -> None:
     ours = encoder(LLAVA, frame="")
     whole = ours.encode("one two three four five", grids=((0, 0),))
     first = whole.picture_starts[-1] + EACH
@@ -129,9 +129,6 @@ def test_pictures_are_not_cut() -> None:
     assert cut.num_cut == len(whole.token_ids) - first - 3
     with pytest.raises(PromptError, match="pictures in its first"):
         ours.encode("one two three four five", grids=((0, 0),), max_tokens=first)
-
-
-def test_a_template_with_fewer_places_is_refused() -> None:
     with pytest.raises(PromptError, match="has 1 places for pictures in this chat, and it has 2"):
         encoder(OWN_PICTURE).encode("What?", grids=((0, 0), (0, 0)))
 

@@ -61,21 +61,15 @@ def test_exit_codes_are_the_programs(source: str, code: int, err: str, program: 
         "print('a'\n",
         "import no_such_package\n",
         "from llama import Transformer",
+        "import llama\nllama.load('BIAS-7B', 'LLaMA', llama_type='7B')\n",  # of the engine: one sentence and a hint
     ],
-    ids=["error", "syntax", "package", "training"],
+    ids=["error", "syntax", "package", "training", "engine"],
 )
 def test_an_error_of_the_program_is_shown_as_python_shows_it(source: str, program: Program, snapshot: Any) -> None:
     ran = program(source)
 
     assert ran.code == 1
     assert re.sub(r"\(/.*?/app/", "(app/", ran.err) == snapshot
-
-
-def test_an_error_of_the_engine_is_one_sentence_and_a_hint(program: Program, snapshot: Any) -> None:
-    ran = program("import llama\nllama.load('BIAS-7B', 'LLaMA', llama_type='7B')\n")
-
-    assert ran.code == 1
-    assert ran.err == snapshot
 
 
 def test_a_line_of_paddlenlp_runs_as_the_command_that_it_stands_for(

@@ -68,24 +68,20 @@ def test_force_removes_nothing_but_an_export(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["later", "link", "notes", "photos"]
 
 
-def test_a_folder_made_during_the_export_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_differs_from_torch_is_not_kept_and_a_folder_made_during_the_export_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "exported"
-    monkeypatch.setattr(export, "_compare", lambda *given: (out.mkdir(), (out / "mine").write_text("mine")))
-
-    with pytest.raises(UsageError):
-        export_to(out)
-
-    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["exported", "exported/mine"]
-
-
-def test_a_decoder_that_differs_from_torch_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     far = DecoderParity(max_abs=0.4, mean_abs=0.1, magnitude=1.0, num_same=3, num_tokens=39)
     monkeypatch.setattr(export, "compare", lambda program, reference: far)
-
     with pytest.raises(GraphError, match=r"largest difference of logits 4\.0e-01"):
-        export_to(tmp_path / "exported", model=model_options(), encoder=False)
-
+        export_to(out, model=model_options(), encoder=False)
     assert not list(tmp_path.iterdir())
+
+    monkeypatch.setattr(export, "_compare", lambda *given: (out.mkdir(), (out / "mine").write_text("mine")))
+    with pytest.raises(UsageError):
+        export_to(out)
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["exported", "exported/mine"]
 
 
 def test_without_clip_the_encoder_is_left_out_and_named_later(
@@ -133,23 +129,14 @@ def test_a_llama_without_adapter_answers_texts(run: Run, tmp_path: Path) -> None
 
 
 def test_a_job_goes_on_where_it_stopped(run: Run, tmp_path: Path) -> None:
-    records = str(tmp_path / "records.jsonl")
-    command = [
-        "caption",
-        *model_flags(),
-        "--decoder",
-        exported_golden("BIAS-TINY"),
-        "--max-new-tokens",
-        "6",
-        "--out",
-        records,
-    ]
+    records = tmp_path / "records.jsonl"
+    flags = [*model_flags(), "--decoder", exported_golden("BIAS-TINY"), "--max-new-tokens", "6", "--out", str(records)]
 
-    first = run(command, picture())
-    second = run(command, picture(), picture("tiny_10x10.png"))
+    first = run("caption", flags, picture())
+    second = run("caption", flags, picture(), picture("tiny_10x10.png"))
 
     assert first.code == second.code == 0
-    assert len(Path(records).read_text().splitlines()) == 2
+    assert len(records.read_text().splitlines()) == 2
     assert "1 answered by an earlier run" in second.err
 
 
@@ -161,14 +148,9 @@ def test_a_template_that_is_asked_for_stays_out_of_the_export(run: Run, tmp_path
     assert made.code == 0
     assert "--prompt-template is left out" in made.err
     assert read_card(tmp_path / "made").template == "instruction"
-    infos = [
-        Captioner.load(decoder=str(tmp_path / "made"), **model_options(), prompt_template=asked).info
-        for asked in (None, "conversation")
-    ]
-    assert [(info.template, info.template_id) for info in infos] == [
-        ("instruction", None),
-        ("conversation", "conversation"),
-    ]
+    for asked, found in ((None, ("instruction", None)), ("conversation", ("conversation", "conversation"))):
+        info = Captioner.load(decoder=str(tmp_path / "made"), **model_options(), prompt_template=asked).info
+        assert (info.template, info.template_id) == found
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gemma3"])

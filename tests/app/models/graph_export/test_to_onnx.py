@@ -79,31 +79,24 @@ def without_atc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_an_adapter_becomes_onnx_without_any_llama(exported: Path) -> None:
-    card = read_graph(exported).card
-
-    assert card is not None
-    assert (card.name, card.dtype, card.opset) == ("BIAS-TINY", "float32", 18)
-    assert card.config["channel_order"] == "rgb"
-
-
-def test_stdout_is_the_path_and_stderr_the_report(snapshot: SnapshotAssertion) -> None:
+def test_an_adapter_becomes_onnx_without_any_llama(snapshot: SnapshotAssertion) -> None:
+    """Stdout is the path and stderr the report, which ends with a command that takes the file."""
     made = golden_onnx()
+    card = read_graph(made).card
+    assert card is not None
+    assert (card.name, card.dtype, card.opset, card.config["channel_order"]) == ("BIAS-TINY", "float32", 18, "rgb")
     report = made.with_suffix(".err").read_text()
     figures = re.sub(r"[\d.,]+(e-\d+)?(?= (MB|s\b|of|allowed))|(?<=mean )[\d.e-]+|(?<=cosine )[\d.]+", "N", report)
     assert made.with_suffix(".out").read_text() == f"{made}\n"
     assert figures.replace(str(made), "CLIP.onnx").replace(str(GOLDEN), "GOLDEN") == snapshot
-
-
-def test_the_next_step_is_a_command_that_takes_the_file() -> None:
-    told = golden_onnx().with_suffix(".err").read_text().splitlines()[-1]
-    parsed = build_parser().parse_args(shlex.split(told.removeprefix("next: llama-adapter ")))
-    assert (parsed.adapter, parsed.encoder) == (str(ADAPTER), str(golden_onnx()))
-    assert to_onnx._model_flags(EncoderSources(model="m", channel_order="bgr")) == (
-        ["--model", "m", "--channel-order", "bgr"]
-    )
-    parts = to_onnx._model_flags(EncoderSources(llama_dir="l", llama_type="t", adapter="a"))
-    assert parts == ["--llama-dir", "l", "--llama-type", "t", "--adapter", "a"]
+    told = report.splitlines()[-1].removeprefix("next: llama-adapter ")
+    parsed = build_parser().parse_args(shlex.split(told))
+    assert (parsed.adapter, parsed.encoder) == (str(ADAPTER), str(made))
+    for sources, flags in (
+        (EncoderSources(model="m", channel_order="bgr"), "--model m --channel-order bgr"),
+        (EncoderSources(llama_dir="l", llama_type="t", adapter="a"), "--llama-dir l --llama-type t --adapter a"),
+    ):
+        assert to_onnx._model_flags(sources) == flags.split()
 
 
 def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
@@ -111,9 +104,14 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clip.onnx").write_text("mine")
-    assert script([str(ADAPTER), *MODEL[2:]]) == ExitCode.USAGE  # refused without --force
+    for arguments, named in (
+        ([str(ADAPTER), *MODEL[2:]], "--force"),
+        (["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"),
+        (["none.pth", "--out", "x.om"], "--out"),
+    ):
+        assert script(arguments) == ExitCode.USAGE
+        assert named in capsys.readouterr().err
     assert (tmp_path / "clip.onnx").read_text() == "mine"
-    assert capsys.readouterr().out == ""
 
     jobs: list[OnnxJob] = []
     monkeypatch.setattr(to_onnx, "run_export_onnx", jobs.append)
@@ -127,29 +125,22 @@ def test_the_script_of_the_guide_asks_for_the_same_as_the_command(
 
 
 @reading_here()
-def test_with_force_a_file_is_replaced(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "clip.onnx").write_text("mine")
-    monkeypatch.setattr(to_onnx, "export_onnx", lambda *_, **keywords: shutil.copy(exported, tmp_path / "clip.onnx"))
-    sources = EncoderSources(adapter=str(ADAPTER), clip=str(CLIP), visual_heads=4)
-
-    to_onnx.run_export_onnx(OnnxJob(sources=sources, out=str(tmp_path / "clip.onnx"), force=True))
-
-    assert (tmp_path / "clip.onnx").read_bytes() == exported.read_bytes()
-
-
-@reading_here()
-def test_a_graph_that_computes_something_else_is_not_put_in_place(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_graph_that_computes_something_else_is_not_put_in_place_and_force_replaces_a_file(
+    run: Run, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def export_other(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
-        check(exported)  # the file of `rgb` in place of the one of `bgr`
+    def export_rgb(config: VisionConfig, *arguments: Any, check: Callable[[Path], None], **keywords: Any) -> None:
+        check(exported)
+        shutil.copy(exported, out)
 
-    monkeypatch.setattr(to_onnx, "export_onnx", export_other)
-    code = main(["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx")])
-
-    assert code == ExitCode.FAILED
-    assert "other results than torch" in capsys.readouterr().err
+    monkeypatch.setattr(to_onnx, "export_onnx", export_rgb)
+    out = tmp_path / "clip.onnx"
+    of_bgr = run("export", "onnx", MODEL, "--out", str(out))
+    assert of_bgr.code == ExitCode.FAILED
+    assert "other results than torch" in of_bgr.err
     assert list(tmp_path.iterdir()) == []
+    out.write_text("mine")
+    assert run("export", "onnx", MODEL[:-2], "--out", str(out), "--force").code == ExitCode.OK
+    assert out.read_bytes() == exported.read_bytes()
 
 
 @pytest.mark.parametrize("place", ["beside", "here", "cache"])
@@ -181,27 +172,16 @@ def test_the_embedded_model_has_an_encoder_and_a_bundle_may_be_named() -> None:
     assert {str(tensor.dtype) for tensor in embedded.state.values()} == {"torch.float32"}
 
 
-def test_the_script_refuses_names_without_a_file_and_with_another_suffix(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, named in (
-        (["weights/*_BIAS-7B.pth"], "`weights/*_BIAS-7B.pth`"),
-        (["none.pth", "--out", "x.om"], "--out"),
-    ):
-        assert script(arguments) == ExitCode.USAGE
-        assert named in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("without_atc")
-def test_without_atc_the_command_can_be_printed(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_atc_the_command_can_be_printed(run: Run, exported: Path) -> None:
     asked = ["export", "om", str(exported), "--print-command", "--soc-version", "Ascend910B3", "--out", "clips/clip"]
-    code = main([*asked, "--batch-sizes", "1,8", "--atc-flag=--op_precision_mode=my mode.ini"])
+    ran = run(asked, "--batch-sizes", "1,8", "--atc-flag=--op_precision_mode=my mode.ini")
 
-    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-    assert code == ExitCode.OK
+    lines = [shlex.split(line) for line in ran.out.splitlines()]
+    assert ran.code == ExitCode.OK
     assert [line[0] for line in lines] == ["atc", "atc"]
-    assert [next(flag for flag in line if "input_shape" in flag) for line in lines] == [
-        "--input_shape=input:1,224,224,3",
-        "--input_shape=input:8,224,224,3",
-    ]
+    for line, count in zip(lines, (1, 8), strict=True):
+        assert f"--input_shape=input:{count},224,224,3" in line
     assert lines[1][1:4] == ["--framework=5", f"--model={exported}", "--output=clips/clip_bs8"]
     assert lines[1][-1] == "--op_precision_mode=my mode.ini"
     assert {"--precision_mode_v2=mixed_float16", "--log=error"} <= set(lines[1])  # the defaults
@@ -212,32 +192,29 @@ def test_without_atc_the_command_can_be_printed(exported: Path, capsys: pytest.C
     ("flags", "said"),
     [([], "npu-smi"), (["--print-command"], "npu-smi"), (["--soc-version", CHIP], "no `atc`")],
 )
-def test_without_atc_or_a_chip_nothing_is_converted(
-    exported: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["export", "om", str(exported), *flags]) == ExitCode.FAILED
-    assert said in capsys.readouterr().err
+def test_without_atc_or_a_chip_nothing_is_converted(run: Run, exported: Path, flags: list[str], said: str) -> None:
+    ran = run("export", "om", str(exported), flags)
+    assert ran.code == ExitCode.FAILED
+    assert said in ran.err
     assert [path.name for path in exported.parent.iterdir()] == ["clip.onnx"]
 
 
 @pytest.mark.usefixtures("with_atc")
 @pytest.mark.parametrize(("flags", "names"), [([], ["clip_bs1.om", "clip_bs4.om"]), (["--gears"], ["clip.om"])])
-def test_an_onnx_becomes_om(
-    exported: Path, flags: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_onnx_becomes_om(run: Run, exported: Path, flags: list[str], names: list[str], tmp_path: Path) -> None:
     asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "4,1", *flags]
 
-    code = main([*asked, "--soc-version", CHIP])
+    ran = run(asked, "--soc-version", CHIP)
 
-    assert code == ExitCode.OK
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / name) for name in names]
+    assert ran.code == ExitCode.OK
+    assert ran.out.splitlines() == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*names, *(f"{name}.json" for name in names)])
     sidecars = [read_sidecar(tmp_path / name) for name in names]
     assert [sidecar.batch_sizes for sidecar in sidecars if sidecar] == ([(1, 4)] if flags else [(1,), (4,)])
     assert all(sidecar and sidecar.card == read_graph(exported).card for sidecar in sidecars)
 
-    assert main([*asked, "--soc-version", CHIP]) == ExitCode.USAGE  # it exists already
-    assert main([*asked, "--soc-version", CHIP, "--force"]) == ExitCode.OK
+    assert run(asked, "--soc-version", CHIP).code == ExitCode.USAGE  # it exists already
+    assert run(asked, "--soc-version", CHIP, "--force").code == ExitCode.OK
 
 
 def graph_of(path: Path, operator: str, shape: tuple[str | int, ...], *, opset: int) -> str:
@@ -249,7 +226,7 @@ def graph_of(path: Path, operator: str, shape: tuple[str | int, ...], *, opset: 
 
 
 @pytest.mark.usefixtures("with_atc")
-def test_a_graph_that_the_lint_refuses_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_graph_that_the_lint_refuses_needs_force(run: Run, tmp_path: Path) -> None:
     gelu = graph_of(tmp_path / "gelu.onnx", "Gelu", ("batch", 4), opset=20)
     free = graph_of(tmp_path / "free.onnx", "Relu", ("batch", "height", "width", 3), opset=18)
     for onnx_file, flags, said in (
@@ -257,8 +234,9 @@ def test_a_graph_that_the_lint_refuses_needs_force(tmp_path: Path, capsys: pytes
         (gelu, ["--force"], "E16002"),
         (free, ["--force"], "fixed sides"),  # refused even so
     ):
-        assert main(["export", "om", onnx_file, "--soc-version", CHIP, *flags]) == ExitCode.FAILED
-        assert said in capsys.readouterr().err
+        ran = run("export", "om", onnx_file, "--soc-version", CHIP, flags)
+        assert ran.code == ExitCode.FAILED
+        assert said in ran.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["free.onnx", "gelu.onnx"]
 
 
@@ -279,23 +257,9 @@ def test_the_script_settles_the_environment_before_anything_but_help_imports_tor
 
 
 @pytest.mark.usefixtures("with_atc")
-def test_an_onnx_file_of_another_program_becomes_an_om(
-    exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    foreign = without_card(exported, tmp_path / "foreign.onnx")
-
-    code = main(["export", "om", str(foreign), "--gears", "--batch-sizes", "1,4", "--soc-version", CHIP])
-
-    assert code == ExitCode.OK
-    assert "was not exported here" in capsys.readouterr().err
-    sidecar = read_sidecar(tmp_path / "foreign.om")
-    assert sidecar is not None
-    assert (sidecar.card, sidecar.batch_sizes) == (None, (1, 4))
-
-
-@pytest.mark.usefixtures("with_atc")
 def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: Path) -> None:
-    asked = ["export", "om", str(exported), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2"]
+    foreign = without_card(exported, tmp_path / "foreign.onnx")
+    asked = ["export", "om", str(foreign), "--out", str(tmp_path / "clip"), "--batch-sizes", "1,2"]
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "llama_adapter", *asked, "--soc-version", CHIP]
@@ -304,28 +268,25 @@ def test_a_closed_stdout_does_not_stop_the_conversion(exported: Path, tmp_path: 
 
     assert done.returncode == ExitCode.OK, done.stderr
     assert "Traceback" not in done.stderr
+    assert "was not exported here" in done.stderr
     assert [path.name for path in sorted(tmp_path.glob("*.om"))] == ["clip_bs1.om", "clip_bs2.om"]
 
 
 @reading_here()
-def test_without_a_readable_picture_nothing_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["export", "onnx", *MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png"]
-
-    assert main(asked) == ExitCode.FAILED
-    assert "None of the pictures can be read" in capsys.readouterr().err
+def test_without_a_readable_picture_nothing_is_exported(run: Run, tmp_path: Path) -> None:
+    ran = run("export", "onnx", MODEL, "--out", str(tmp_path / "clip.onnx"), "--pictures", "/none.png")
+    assert ran.code == ExitCode.FAILED
+    assert "None of the pictures can be read" in ran.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("flags", [[], ["--print-command"]])
 def test_a_path_that_the_runtime_refuses_is_an_error_before_the_work(
-    exported: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+    run: Run, exported: Path, flags: list[str]
 ) -> None:
-    asked = ["export", "om", str(exported), "--soc-version", CHIP, "--out", "my clips/clip", *flags]
-
-    assert main(asked) == ExitCode.FAILED
-    captured = capsys.readouterr()
-    assert "InferSession" in captured.err
-    assert captured.out == ""
+    ran = run("export", "om", str(exported), "--soc-version", CHIP, "--out", "my clips/clip", flags)
+    assert (ran.code, ran.out) == (ExitCode.FAILED, "")
+    assert "InferSession" in ran.err
 
 
 @pytest.mark.usefixtures("with_atc")
@@ -338,40 +299,42 @@ def test_a_path_that_the_runtime_refuses_is_an_error_before_the_work(
     ],
 )
 def test_the_printed_command_and_adopting_make_the_same_om(
-    exported: Path, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, exported: Path, flags: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "there").mkdir()
     asked = ["export", "om", str(exported), "--soc-version", CHIP, *flags]
-    assert main([*asked, "--out", str(tmp_path / "there" / "clip"), "--print-command"]) == ExitCode.OK
-    printed = capsys.readouterr()
+    printed = run(asked, "--out", str(tmp_path / "there" / "clip"), "--print-command")
+    assert printed.code == ExitCode.OK
     subprocess.run(shlex.split(printed.out), check=True, cwd=tmp_path, capture_output=True)
     afterwards = next(line for line in printed.err.splitlines() if line.startswith("afterwards: llama-adapter "))
     adopting = shlex.split(afterwards.removeprefix("afterwards: llama-adapter "))
 
-    assert main(adopting) == ExitCode.OK
-    made = Path(capsys.readouterr().out.strip())
-    assert main([*asked, "--out", str(tmp_path / "here" / "clip")]) == ExitCode.OK
+    adopted = run(adopting)
+    assert adopted.code == ExitCode.OK
+    made = Path(adopted.out.strip())
+    assert run(asked, "--out", str(tmp_path / "here" / "clip")).code == ExitCode.OK
 
     assert read_sidecar(made) == read_sidecar(tmp_path / "here" / made.name) is not None
     assert made.stat().st_mode & 0o777 == 0o600  # as ATC made it
-    capsys.readouterr()
-    assert main(adopting) == ExitCode.USAGE  # it exists already
-    assert "--out" not in capsys.readouterr().err
-    assert main([*adopting, "--force"]) == ExitCode.OK
+    again = run(adopting)
+    assert again.code == ExitCode.USAGE  # it exists already
+    assert "--out" not in again.err
+    assert run(adopting, "--force").code == ExitCode.OK
 
 
 @pytest.mark.parametrize("place", ["/proc/q.onnx", "file/q.onnx", "folder.onnx"])
 def test_a_place_that_cannot_be_written_is_an_error_before_the_model_is_read(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder.onnx").mkdir()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
 
-    assert main(["export", "onnx", "--adapter", "file", "--out", place, "--force"]) == ExitCode.FAILED
+    ran = run("export", "onnx", "--adapter", "file", "--out", place, "--force")
 
-    assert f"`{place}` cannot be written" in capsys.readouterr().err
+    assert ran.code == ExitCode.FAILED
+    assert f"`{place}` cannot be written" in ran.err
     assert sorted(tmp_path.rglob("*")) == before
 
 

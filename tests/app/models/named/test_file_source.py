@@ -4,7 +4,6 @@ import errno
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -161,19 +160,6 @@ def test_a_second_process_waits_and_takes_the_file_of_the_first(hub: Hub, source
             assert second.communicate(timeout=60)[0].strip() == place
 
     assert hub.contents() == [""]
-
-
-def test_a_killed_process_is_continued(hub: Hub, source: FileSource) -> None:
-    hub.waits = threading.Event()
-    part = source.folder() / "a.pth.part"
-    with started(source) as process:
-        await_that(lambda: part.exists() and part.stat().st_size > 0)
-        process.send_signal(signal.SIGKILL)
-    size = part.stat().st_size
-    hub.waits.set()
-
-    assert fetch(source).read_bytes() == CONTENT
-    assert hub.contents() == ["", f"bytes={size}-"]
 
 
 @pytest.mark.parametrize(

@@ -170,18 +170,22 @@ def test_an_incomplete_folder_is_completed(name: str, hub: Hub) -> None:
     assert "missing" in {check.fault for check in source.check()}
     hub.asked.clear()
     assert fetch(source) == folder == source.here()
-    assert [path.rpartition("/")[2] for method, path, *_ in hub.asked if method == "GET" and "resolve" in path] == [
-        name
-    ]
+    asked = [path for method, path, *_ in hub.asked if method == "GET" and "resolve" in path]
+    assert [path.rpartition("/")[2] for path in asked] == [name]
 
 
-def test_cut_connections_are_resumed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_connections_are_resumed_and_space_is_looked_at_before(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
     hub.repos["a/b"] = {"c.bin": bytes(100_000)}
     hub.cuts = [40_000]
-
     assert fetch(HubSource(repo="a/b", file="c.bin")).read_bytes() == bytes(100_000)
-    assert hub.contents() == ["", "bytes=40000-"]
+    assert hub.contents() == (asked := ["", "bytes=40000-"])
+
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
+    with pytest.raises(DownloadError, match="its disk has 1 kB free"):
+        fetch(HubSource(repo=LLAMA))
+    assert hub.contents() == asked
 
 
 def test_damage_is_found_and_removed(hub: Hub) -> None:
@@ -244,11 +248,3 @@ def test_without_the_hub_the_cache_suffices(
     assert source.here() == folder
     with pytest.raises(DownloadError, match=said):
         fetch(HubSource(repo="a/b"))
-
-
-def test_space_is_looked_at_before(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
-    with pytest.raises(DownloadError, match="its disk has 1 kB free"):
-        fetch(HubSource(repo=LLAMA))
-    assert hub.contents() == []

@@ -57,10 +57,7 @@ def test_the_catalogue_of_the_package_is_right(monkeypatch: pytest.MonkeyPatch) 
         ("llama:\n  a: {title: A, licence: x, hub: a/b, bytes: many}", "`bytes` is no key of an entry, or has"),
         ("llama:\n  a: {title: A, licence: x, hub: a/b, name: b}", "`name` is no key"),
         ("clip:\n  a: {title: A, licence: x, url: 'http://a/b', sha256: '12', page: x}", "64 hexadecimal digits"),
-        (
-            f"clip:\n  a: {{title: A, licence: x, url: 'http://a/..', sha256: '{'1' * 64}', page: x}}",
-            "the name of a file",
-        ),
+        (f"clip:\n  a: {{title: A, licence: x, url: 'http://a/..', sha256: '{'1' * 64}', page: x}}", "the name of a"),
         ("adapter:\n  a: {title: A, licence: x, hub: a/b, llama: c}", "has no llama `c`"),
     ],
 )
@@ -84,11 +81,7 @@ def test_paths_come_before_names(hub: Hub, tmp_path: Path, monkeypatch: pytest.M
     assert locate(model="unknown") == {}
     assert locate(llama_dir="bias-7b", adapter=str(ADAPTER)) == {}
     assert hub.asked == []
-
-
-def test_a_llama_is_a_model_too(tmp_path: Path) -> None:
-    (file := tmp_path / "a.gguf").touch()
-
+    (file := tmp_path / "a.gguf").touch()  # a LLaMA is a model too
     assert locate(model=str(file)) == {"model": None, "llama_dir": str(file)}
     assert locate(model=str(file), llama_dir="b") == {}, "they exclude each other, and both are shown"
     assert located({"model": str(file)}) == {}, "the command takes no LLaMA"
@@ -202,20 +195,6 @@ def test_numbers_fit_the_memory(
     assert locate(tell=said.append, model="bias-7b") == {"model": str(folder)}, "what was written is used again"
 
 
-def test_a_size_in_the_catalogue_is_checked_before_anything_is_fetched(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts = find_parts("bias-7b")
-    parts["llama"] = replace(parts["llama"], size="7B")
-    monkeypatch.setattr("llama_adapter.app.models.named.located.find_parts", lambda name: parts)
-    backend = ready.open_backend("cpu")
-    monkeypatch.setattr(type(backend), "free_bytes", lambda self: 4 * 10**9)
-
-    with pytest.raises(TooLittleMemoryError, match=r"int4 needs 6\.\d GB, and 4\.0 GB are free"):
-        locate(model="bias-7b")
-    assert hub.asked == []
-
-
 @pytest.mark.parametrize(("without", "said"), [("clip", "holds no CLIP"), ("visual_heads", "heads")])
 def test_what_is_missing_is_found_before_a_bundle_is_begun(
     without: str, said: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
@@ -235,7 +214,9 @@ def test_what_is_missing_is_found_before_a_bundle_is_begun(
     assert not list((Path(os.environ["XDG_CACHE_HOME"]) / "llama-adapter" / "models").iterdir())
 
 
-def test_7b_needs_what_was_measured(hub: Hub) -> None:
+def test_7b_needs_what_was_measured_which_is_checked_before_anything_is_fetched(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = find_parts("bias-7b")
     parts["llama"] = replace(parts["llama"], size="7B")
     spec = ready.CaptionerSpec(device="cpu", dtype="bfloat16", batch_size=1)
@@ -246,6 +227,11 @@ def test_7b_needs_what_was_measured(hub: Hub) -> None:
     assert [one.name for one in found] == ["bfloat16", "int8", "int4"]
     measured = (15.2, 9.5, 6.3)  # docs/weights.md; with the program itself
     assert all(0 <= peak - one.bytes / 1e9 < 1.2 for one, peak in zip(found, measured, strict=True))
+    monkeypatch.setattr("llama_adapter.app.models.named.located.find_parts", lambda name: parts)
+    monkeypatch.setattr(type(backend), "free_bytes", lambda self: 4 * 10**9)
+    with pytest.raises(TooLittleMemoryError, match=r"int4 needs 6\.\d GB, and 4\.0 GB are free"):
+        locate(model="bias-7b")
+    assert hub.asked == []
 
 
 def test_digests_name_the_bundle(hub: Hub) -> None:

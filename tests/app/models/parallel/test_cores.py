@@ -1,6 +1,7 @@
 """Processes on one machine divide the cores among themselves without communicating."""
 
 import os
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -16,28 +17,13 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_two_processes_have_different_cores_and_the_third_one_shares(cores: list[int]) -> None:
-    first, second, third = OwnCores(2), OwnCores(3), OwnCores(3)
-    try:
+    with ExitStack() as stack:
+        first, second, third = (stack.enter_context(closing(OwnCores(count))) for count in (2, 3, 3))
         assert first.cores == cores[:2]
         assert second.cores == cores[2:5]
         assert third.cores == [cores[5], *cores[:2]], "its own first"
-    finally:
-        for own in (first, second, third):
-            own.close()
-
-
-def test_cores_of_a_process_that_ended_are_free_again(cores: list[int]) -> None:
-    first, second = OwnCores(3), OwnCores(3)
-    first.close()
-    replaced = OwnCores(3)
-    try:
-        assert replaced.cores == first.cores
-    finally:
-        second.close()
-        replaced.close()
-
-
-def test_a_process_has_no_more_cores_than_there_are(cores: list[int]) -> None:
-    own = OwnCores(8)
-    own.close()
-    assert own.cores == cores
+        first.close()
+        with closing(OwnCores(2)) as replaced:
+            assert replaced.cores == first.cores, "those of a process that ended are free again"
+    with closing(OwnCores(8)) as own:
+        assert own.cores == cores, "no more than there are"
