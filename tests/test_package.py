@@ -40,11 +40,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: next(folder.glob(f"*.{end}")) for kind, end in (("wheel", "whl"), ("sdist", "tar.gz"))}
 
 
-@pytest.fixture(scope="module")
-def wheel(built: dict[str, Path]) -> Path:
-    return built["wheel"]
-
-
 def needs(one: Distribution, extras: Iterable[str]) -> list[Requirement]:
     """What a distribution requires here, with these extras."""
     found = map(Requirement, one.requires or ())
@@ -99,8 +94,8 @@ def test_an_sdist_installs_as_the_wheel_and_captions_beside_what_it_requires(
 
 
 @pytest.mark.slow
-def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def test_a_wheel_installs_nothing_but_llama_adapter(built: dict[str, Path]) -> None:
+    with zipfile.ZipFile(built["wheel"]) as archive:
         files = set(archive.namelist())
     names = {tuple(name.split("/")[:2]) for name in files}
 
@@ -112,10 +107,10 @@ def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed wheel."""
     folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built["wheel"]) as archive:
         archive.extractall(folder)
     return folder
 

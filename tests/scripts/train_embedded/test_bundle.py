@@ -1,9 +1,10 @@
-"""The shipped bundle answers questions about shipped pictures, and about fresh ones, as stated in its model card."""
+"""The shipped bundle answers questions about shipped pictures and fresh ones, as its card says; how it is scored."""
 
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,8 +14,20 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.decoder_stages import open_gates, take_decoder
 from scripts.train_embedded.export import export
+from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.other_worlds import draw_others
-from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade, in_other_words, wrong
+from scripts.train_embedded.questions import TASKS, Question
+from scripts.train_embedded.score import (
+    OTHER_WORDS,
+    Exam,
+    answer_all,
+    draw_exam,
+    grade,
+    in_other_words,
+    prior,
+    refused,
+    wrong,
+)
 
 ASSETS = Path(__file__).parents[3] / "assets"
 
@@ -76,3 +89,39 @@ def test_biases_of_keys_and_values_are_zero_in_the_bundle() -> None:
             bias = file.get_tensor(f"layers.{layer}.attention.qkv.bias")
             assert bias[:192].any()
             assert not bias[192:].any()
+
+
+def test_scores_are_percent_of_exactly_right_answers_and_of_the_most_frequent_one() -> None:
+    question = Question(task="exist", text="?", answer="yes")
+    assert grade([(question, answer) for answer in ("yes", " yes\n", "Yes", "yes.")]) == {"exist": 50.0}
+    many = [(question, "yes")] * 93 + [(question, "no")] * 67
+    assert grade(many) == {"exist": 58.12}  # 58.125 exactly, so to the even digit
+    answers = ("red", "red", "blue", "green")
+    questions = [Question(task="color", text="?", answer=answer) for answer in answers]
+    assert prior(questions) == {"color": 50.0}
+
+
+def test_an_exam_asks_every_task_and_is_drawn_alike_from_one_seed() -> None:
+    first, again, other = (draw_exam(num_pictures=12, seed=seed) for seed in (1, 1, 2))
+    assert {question.task for _, question in first.questions} == set(TASKS)
+    assert first.questions == again.questions
+    assert first.questions != other.questions
+    assert np.array_equal(np.asarray(first.pictures[3]), np.asarray(again.pictures[3]))
+
+
+def test_other_words_keep_pictures_and_answers() -> None:
+    exam = draw_exam(num_pictures=5, seed=1)
+    for _, sentences, mistyped in OTHER_WORDS:
+        other = in_other_words(exam, seed=1, sentences=sentences, mistyped=mistyped)
+        assert other.pictures == exam.pictures
+        assert [(index, each.task, each.answer) for index, each in other.questions] == [
+            *((index, each.task, each.answer) for index, each in exam.questions),
+            *((index, "outside", OUTSIDE_ANSWER) for index in range(5)),
+        ]
+        assert not {each.text for _, each in other.questions} & {each.text for _, each in exam.questions}
+
+
+def test_refusals_are_counted_among_questions_with_an_answer() -> None:
+    given = {"color": ("red", OUTSIDE_ANSWER, "blue", "red"), "outside": (OUTSIDE_ANSWER,)}
+    answers = [(Question(task=task, text="?", answer="red"), each) for task, many in given.items() for each in many]
+    assert refused(answers) == 25.0

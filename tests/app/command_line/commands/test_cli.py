@@ -1,7 +1,6 @@
 """The command line, called in this process: its output, where it is printed, and exit codes."""
 
 import json
-import os
 import re
 import shlex
 from dataclasses import replace
@@ -122,24 +121,6 @@ def test_a_size_of_a_new_adapter_is_refused_for_another_one_wherever_it_is_set(
     assert (ran.code, f"only a new adapter takes a size: {names}\n" in ran.err) == (2, True), ran.err
 
 
-def test_a_checkpoint_of_another_size_is_told_in_a_sentence(run: Run, tmp_path: Path) -> None:
-    other = tmp_path / "TINY"
-    other.mkdir()
-    source = Path(model_flags()[1]) / "TINY"
-    for file in source.iterdir():
-        os.symlink(file, other / file.name)
-    (other / "params.json").unlink()
-    params = json.loads((source / "params.json").read_text()) | {"n_layers": 7}
-    (other / "params.json").write_text(json.dumps(params))
-    os.symlink(source.parent / "tokenizer.model", tmp_path / "tokenizer.model")
-
-    ran = run("caption", picture(), model_flags(), "--llama-dir", str(tmp_path))
-
-    assert ran.code == 1
-    assert ran.err.startswith("error: ")
-    assert "7" in ran.err.splitlines()[0]
-
-
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["caption", picture(), "--model", "nowhere", "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
@@ -226,20 +207,6 @@ def test_convert_without_a_known_answer(run: Run, tmp_path: Path, monkeypatch: p
     assert "known answer" not in unasked.err
     assert "the model needs 27 GB" in failed.err
     assert not list(tmp_path.glob("*/known_answer*"))
-
-
-@pytest.mark.usefixtures("known_environment")
-def test_doctor_says_that_files_are_swapped(run: Run) -> None:
-    flags = model_flags()
-    adapter, clip = flags[5], flags[7]
-
-    ran = run("doctor", flags, "--adapter", clip, "--clip", adapter)
-
-    assert ran.code == 1
-    assert ran.out.splitlines()[1].split()[:2] == ["python", "ok"]  # the environment is printed first
-    assert "swapped" in ran.out
-    assert "hint: " in ran.out
-    assert ran.out.splitlines()[-1].endswith(": adapter, clip, files")
 
 
 def test_quantize_writes_a_bundle_and_records_tell_its_answers_from_those_of_floats(run: Run, tmp_path: Path) -> None:

@@ -74,11 +74,13 @@ def test_the_markdown_report_is_this(snapshot: SnapshotAssertion) -> None:
 def test_a_report_says_whether_it_has_intervals_after_wilson(marks: str, draws: Draws, has_wilsons: bool) -> None:
     found = as_markdown(score(asked(marks), draws=draws))
     assert ("Right answers of 0 and 100 % have Wilson's interval for the number of pictures." in found) is has_wilsons
+    assert ("No intervals: they need draws" in found) is (draws.count == 0)
 
 
 def test_json_holds_every_figure_and_the_worst_answers() -> None:
     outcomes = asked("++-++-++")
-    scores, comparison = score(outcomes, model="m", draws=DRAWS), compare(outcomes, asked("++++++++"), draws=DRAWS)
+    scores, compared = score(outcomes, model="m", draws=DRAWS), compare(outcomes, asked("++++++++"), draws=DRAWS)
+    comparison = replace(compared, note="Asked *otherwise*.")
     found = json.loads(as_json(scores, comparison))
 
     assert (found["format"], found["version"]) == ("llama-adapter-scores", 1)
@@ -86,7 +88,8 @@ def test_json_holds_every_figure_and_the_worst_answers() -> None:
     assert found["parts"]["odd"]["accuracy"]["value"] == 0.75
     assert found["confusion"]["counts"] == [[3, 1], [1, 3]]
     assert found["worst"][0]["outcome"]["question"] == "Is it 0?"
-    assert found["comparison"]["mcnemar"]["p_value"] == 0.5
+    assert (found["comparison"]["mcnemar"]["p_value"], found["comparison"]["note"]) == (0.5, comparison.note)
+    assert r"Asked \*otherwise\*." in as_markdown(scores, comparison)
     assert found["draws"] == {"count": 200, "seed": 4}
 
 
@@ -181,10 +184,6 @@ def test_captions_have_a_report() -> None:
     assert "## Worst captions" in markdown
     assert markdown.index("a blue sky") < markdown.index("a small dog runs")
     assert "| BLEU-1 | 0.372" in markdown
-
-
-def test_the_report_says_that_there_are_no_intervals() -> None:
-    assert "No intervals: they need draws" in as_markdown(score(asked("-++-"), draws=Draws(count=0)))
 
 
 def test_many_classes_have_a_list_of_confusions() -> None:

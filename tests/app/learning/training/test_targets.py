@@ -33,6 +33,7 @@ QUESTIONS = [*each("Colour?", *4 * COLOURS), *each("How many?", *4 * ["2"], *4 *
 CAPTIONS = each("Describe.", *4 * ["Two red rings."], *4 * ["a red disc"], task="caption")
 CHINESE = each("描述", *4 * ["红色圆"], *4 * ["红色方"], task="caption")
 OPEN = [asked(at, f"Question {at}?", "yes") for at in range(8)]
+COPIES = [asked(0, "Which?", "disc", task="choice", choices=KINDS), *classes(disc=1, ring=1)]
 WHICH = (("Which?", KINDS),)
 COUNTS = (("Colour?", ("blue", "red")), ("How many?", ("2", "3")))
 
@@ -42,11 +43,7 @@ COUNTS = (("Colour?", ("blue", "red")), ("How many?", ("2", "3")))
     [
         (classes(ring=2, disc=2), WHICH, [[1], [1], [0], [0]]),  # in the order of the choices
         ([*classes(ring=9, disc=1), asked(None, "Why?", "so")], (*WHICH,), [*9 * [[1]], [0]]),  # a text too
-        (
-            [asked(0, "Which?", "disc", task="choice", choices=KINDS), *classes(disc=1, ring=1)],
-            WHICH,
-            [[0], [1]],
-        ),  # a copy
+        (COPIES, WHICH, [[0], [1]]),
         (QUESTIONS, COUNTS, [[1, 0], [0, 0], [1, 0], [0, 0], [1, 1], [0, 1], [1, 1], [0, 1]]),
         (each("How many?", *4 * ["2"], "3", "4", "5", "6"), (("How many?", ("", "2")),), [*4 * [[1]], *4 * [[0]]]),
         ([*QUESTIONS, asked(0, "Why?", "none")], COUNTS, None),  # little is left out
