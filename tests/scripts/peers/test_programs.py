@@ -1,6 +1,7 @@
 """Other programs: their weights are ours under other names, and with these they give our engine's answers.
 
-vLLM's engine is made up: it has the calls of the real one, and its rows count their tokens."""
+vLLM's engine is made up: it has the calls of the real one, and its rows count their tokens.
+"""
 
 import dataclasses
 import importlib
@@ -26,7 +27,7 @@ from llama_adapter.vision.encoder import encoder_from_state
 from scripts.peers.child import answer
 from scripts.peers.files import gguf_tensors, write_gguf
 from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
-from scripts.peers.measuring import DecoderEngine, measure_decoder
+from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
 from scripts.peers.packages import MissingPackage
 from scripts.peers.reference import ReferenceLoop
@@ -271,16 +272,6 @@ def test_rows_that_have_ended_are_an_error(vllm: tuple[Vllm, MadeUpEngine]) -> N
 
     with pytest.raises(RuntimeError, match="ended all rows before token 2"):
         ours.step([0], 2)
-
-
-def test_it_is_measured_as_the_others(vllm: tuple[Vllm, MadeUpEngine]) -> None:
-    ours, engine = vllm
-    rungs = [("prefill", 2), ("decode", 2), ("decode", 5)]
-
-    figures = list(measure_decoder(ours, rungs, num_steps=4, budget_s=9.0, rehearse=True))  # type: ignore[arg-type]
-
-    assert [(one.part, one.batch) for one in figures] == rungs
-    assert len(engine.running) == 5
 
 
 def test_without_the_package_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_a_level_above_info_leaves_notes_out_and_quiet_keeps_the_address(capsys:
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
     """The jobs that would have been served."""
     served: list[ServeJob] = []
-    monkeypatch.setattr(run_server, "run_serve", lambda job: served.append(job) or ExitCode.OK)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(run_server, "run_serve", lambda job, **_: served.append(job) or ExitCode.OK)  # type: ignore[func-returns-value]
     return served
 
 
@@ -156,32 +156,18 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_
     assert ("[web]" if has_page else "[serve]") in refused.value.hint
 
 
-def test_an_address_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_and_a_model_that_cannot_be_loaded_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == ExitCode.FAILED
-
-    said = capsys.readouterr().err
-    assert f"port {port}: address already in use" in said
-    assert "Traceback" not in said
-
-
-def test_a_model_that_cannot_be_loaded_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "--model", "no-such-bundle"]) == ExitCode.FAILED
 
     said = capsys.readouterr().err
+    assert f"port {port}: address already in use" in said
     assert "no-such-bundle" in said
     assert "Traceback" not in said
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The jobs that would have been served."""
-    jobs: list[object] = []
-    monkeypatch.setattr(run_server, "run_serve", lambda job, **_: jobs.append(job) or ExitCode.OK)  # type: ignore[func-returns-value]
-    return jobs
 
 
 def label(folder: Path, *inputs: str) -> int:
@@ -190,7 +176,7 @@ def label(folder: Path, *inputs: str) -> int:
 
 
 def test_without_any_picture_the_reasons_are_said_and_nothing_is_served(
-    tmp_path: Path, served: list[object], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, jobs: list[ServeJob], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, "classes/a/1.png", "empty/notes.txt")
 
@@ -199,7 +185,7 @@ def test_without_any_picture_the_reasons_are_said_and_nothing_is_served(
     assert first.endswith(f"which has none of its own, but folders in it; '{tmp_path}/classes/**' looks into them.")
     assert second.startswith("error: Wanted a picture file, got the folder")
     assert third.startswith("error: Wanted a picture file, found no file")
-    assert not served
+    assert not jobs
 
 
 @pytest.mark.parametrize(
@@ -212,10 +198,10 @@ def test_without_any_picture_the_reasons_are_said_and_nothing_is_served(
     ],
 )
 def test_a_single_picture_is_enough_to_serve(
-    inputs: list[str], said: str, tmp_path: Path, served: list[object], capsys: pytest.CaptureFixture[str]
+    inputs: list[str], said: str, tmp_path: Path, jobs: list[ServeJob], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, "classes/a/1.png", "classes/b/2.png")
 
     assert label(tmp_path, *inputs) == ExitCode.OK
     assert said in capsys.readouterr().err
-    assert len(served) == 1
+    assert len(jobs) == 1

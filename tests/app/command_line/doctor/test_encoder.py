@@ -133,7 +133,17 @@ def test_an_om_is_checked_by_its_files_and_not_loaded(
     found["folder with the OM of another model"] = look(folder)
     (folder / "b.om").unlink()
     (folder / "gone.om").symlink_to(tmp_path / "nowhere")
-    found["folder with a broken link"] = look(folder)
+    assert [line.partition(":")[0] for line in look(folder)] == ["ok", "error", "ok"], "a broken link"
+    refusals = {
+        "no file": "does not exist",
+        "others may write": "can be written by others (mode 666)",
+        "changed": "the digests differ",
+        "link": "is a symbolic link",
+        "damaged side-car": "cannot be read: it has no version",
+    }
+    for name, words in refusals.items():
+        (said,) = found.pop(name)
+        assert (said[:7], words in said) == ("error: ", True), said
     assert found == snapshot
 
 

@@ -1,6 +1,7 @@
 """Data sets that are recognised by their layout on disk, and the data of LLaMA-Adapter's own training.
 
-The latter are a YAML with META, image-text lists, and LLaVA's and Alpaca's JSON."""
+The latter are a YAML with META, image-text lists, and LLaVA's and Alpaca's JSON.
+"""
 
 import json
 from pathlib import Path

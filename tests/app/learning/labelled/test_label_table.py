@@ -1,4 +1,4 @@
-"""The table of labels: rows are stored at once, and a later run goes on. Pictures are labelled in an order of worth."""
+"""The table of labels: rows are stored at once, and a later run goes on. The most useful pictures come first."""
 
 import os
 from contextlib import closing

@@ -1,6 +1,7 @@
 """Bootstrap intervals are seeded, drawn by picture, and as wide as theory predicts; two models on the same examples.
 
-Binomial tails and exact intervals equal the sums of their definition and published tables."""
+Binomial tails and exact intervals equal the sums of their definition and published tables.
+"""
 
 import math
 
