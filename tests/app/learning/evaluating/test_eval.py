@@ -46,10 +46,6 @@ class Folder:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(picture, self.path / name)
 
-    def write(self, name: str, data: Any) -> None:
-        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.path / name).write_text(data if isinstance(data, str) else json.dumps(data))
-
     def scores(self, *flags: str, code: int = ExitCode.OK) -> dict[str, Any]:
         """The JSON report on the folder."""
         out = self.path.parent / f"{self.path.name}-scores"
@@ -73,14 +69,13 @@ def value(figures: dict[str, Any], name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.proves("eval", "CPU")
-def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: Run) -> None:
+def test_a_known_set_and_captions_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: Run) -> None:
     pope = Folder(tmp_path / "pope", run)
     pope.copy(STAR, "val2014/1.jpg")
     for kind in ("random", "adversarial"):
-        lines = [
-            {"image": "1.jpg", "text": IS_STAR, "label": "yes"},
-            {"image": "1.jpg", "text": IS_RING, "label": "no"},
-        ]
+        lines = (
+            {"image": "1.jpg", "text": asked, "label": label} for asked, label in ((IS_STAR, "yes"), (IS_RING, "no"))
+        )
         write_lines(pope.path / f"coco_pope_{kind}.json", *lines)
     parts = pope.scores()["parts"]
     assert [*parts] == ["(all)", "adversarial", "random"]
@@ -88,24 +83,19 @@ def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: 
     asked = (tmp_path / "pope-scores" / "answers.jsonl").read_text().splitlines()
     assert len(asked) == 2  # a question in both parts is asked once
 
-    coco = Folder(tmp_path / "coco", run)
-    captions = {"1.png": "a small purple triangle at the top", "2.jpg": "a big ship in the harbour"}
-    for number, name in enumerate(captions):
-        coco.copy((TRIANGLE, STAR)[number], f"val2017/{name}")
-    images = [{"id": number, "file_name": name} for number, name in enumerate(captions)]
-    notes = [{"image_id": number, "caption": text} for number, text in enumerate(captions.values())]
-    coco.write("annotations/captions_val2017.json", {"images": images, "annotations": notes})
-    report = coco.scores()
+    texts = "a small purple triangle at the top", "a big ship in the harbour"
+    rows = ({"picture": str(picture), "text": text} for picture, text in zip((TRIANGLE, STAR), texts, strict=True))
+    report = Folder(write_lines(tmp_path / "captions.jsonl", *rows), run).scores()
     assert report["task"] == "captions"
-    assert [one["outcome"]["answer"] == captions["1.png"] for one in report["worst"]] == [False, True]
+    assert [one["outcome"]["answer"] == texts[0] for one in report["worst"]] == [False, True]
     assert report["worst"][1]["score"] == pytest.approx(10.0)
     assert report["pictures"][0].startswith("data:image/jpeg;base64,")
 
 
 @pytest.mark.slow
 def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(classes: Folder, run: Run) -> None:
-    classes.write("star/2.jpg", "no picture")
-    classes.write("triangle/2.png", "")
+    (classes.path / "star" / "2.jpg").write_text("no picture")
+    (classes.path / "triangle" / "2.png").touch()
     question = ("--question", "What shape is the object?")
     report = classes.scores(*question, code=ExitCode.PICTURE_ERRORS)
     assert (report["num_examples"], value(report["figures"], "accuracy")) == (2, 1.0)

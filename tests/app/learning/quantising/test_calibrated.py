@@ -1,12 +1,13 @@
-"""`quantize --calibrate`: bundles of 4 and 8 bits, samples, scales of inputs, damaged ones, and refused requests."""
+"""`quantize --calibrate`: bundles of 4 and 8 bits, which samples and inputs count, scales of inputs, and refusals."""
 
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,14 +17,16 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.choose import OneOf
 from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.command_line.doctor.model import diagnose
-from llama_adapter.app.learning.quantising import samples
+from llama_adapter.app.learning.quantising import rounding, samples
+from llama_adapter.app.learning.quantising.rounding import Sample, round_model
 from llama_adapter.app.learning.quantising.samples import SampleSpec, collect_samples, quantise_calibrated
 from llama_adapter.app.models.bundle import load_bundle, save_bundle, stream_bundle
 from llama_adapter.app.models.bundle_manifest import INPUT_SCALES, read_manifest
+from llama_adapter.app.models.checkpoints import LoadedModel
 from llama_adapter.app.models.packed_bundle import PackJob, pack_bundle, split_bundle
-from llama_adapter.app.models.quantised_model import QuantiseJob
+from llama_adapter.app.models.quantised_model import QuantiseJob, quantise_model
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
-from llama_adapter.app.models.sketch import sketch
+from llama_adapter.app.models.sketch import expected_forms, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.app.pictures.reading.reader import PictureReader
@@ -32,9 +35,12 @@ from llama_adapter.runtime.devices.cuda_linear import RoundedLinear
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.int8 import INPUT_SCALE
 from llama_adapter.runtime.schemes.layers import dequantise_linears
+from llama_adapter.runtime.schemes.scheme import Parts, TensorForm, find_scheme
 from llama_adapter.runtime.schemes.state import linear_weights
 from llama_adapter.vision.encoder import encoder_from_state
+from tests.app.assembled import assemble_sources
 from tests.app.command import Run
+from tests.app.golden import model_options
 from tests.app.models.bundles import edit, edit_manifest
 from tests.fakes.cuda_graphs import install_gpus
 from tests.fakes.cuda_linear import LinearOps
@@ -339,3 +345,128 @@ def test_scales_that_miss_a_layer_are_not_written(in_8_bits: Path, tmp_path: Pat
     with pytest.raises(ValueError, match=r"head\.weight"):
         save_bundle(tmp_path / "copy", model=dataclasses.replace(model, input_scales=scales), decoder_tensors=tensors)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_bundle(embedded_model(), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def all_samples(model: LoadedModel) -> list[Sample]:
+    return collect_samples(SampleSpec(pictures=tuple(FILES), reader="thread"), model=None, vision=model.vision_config)
+
+
+def rounded(model: LoadedModel, samples: Sequence[Sample]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    quantised, tensors = round_model(model, samples, dtype=torch.float32, precision="int4")
+    return dict(quantised.vision_state), dict(tensors)
+
+
+@torch.inference_mode()
+def outputs(
+    model: LoadedModel, vision_state: dict[str, Tensor], decoder_state: dict[str, Tensor], samples: Sequence[Sample]
+) -> tuple[Tensor, Tensor]:
+    """The samples' visual queries, and the logits at their last tokens."""
+    encoder = encoder_from_state(model.vision_config, vision_state)
+    decoder = decoder_from_state(model.decoder_config, decoder_state)
+    for half in (encoder, decoder):
+        dequantise_linears(half)
+    visual_queries = encoder(torch.from_numpy(np.stack([sample.pixels for sample in samples])))
+    logits = []
+    for sample, visual_query in zip(samples, visual_queries, strict=True):
+        prefix = decoder.project_prefix(visual_query[None])
+        hidden = forward(decoder, torch.tensor([sample.token_ids]), prefix)
+        logits.append(decoder.logits(hidden[0, sample.num_prompt_tokens - 1 :]))
+    return visual_queries, torch.cat(logits)
+
+
+@pytest.mark.slow
+def test_outputs_about_other_pictures_are_closer_than_with_nearest_rounding(
+    model: LoadedModel, all_samples: list[Sample]
+) -> None:
+    known, others = all_samples[:22], all_samples[22:]
+    nearest, tensors = quantise_model(model, model.decoder_state.items(), dtype=torch.float32, precision="int4")
+    expected = outputs(model, dict(model.vision_state), model.decoder_state, others)
+
+    by_nearest = outputs(model, dict(nearest.vision_state), dict(tensors), others)
+    calibrated = outputs(model, *rounded(model, known), others)
+
+    for what, ours, theirs, wanted in zip(("visual query", "logits"), calibrated, by_nearest, expected, strict=True):
+        assert float((ours - wanted).norm()) < 0.7 * float((theirs - wanted).norm()), what
+
+
+@pytest.mark.parametrize("adapter", ["BIAS-TINY", "LORA-BIAS-TINY"])  # LORA: the adapter has its own layers
+def test_every_linear_layer_of_a_model_is_rounded(adapter: str) -> None:
+    model = assemble_sources(CaptionerSpec(**model_options(adapter)))
+    side, rng = model.vision_config.clip.image_size, np.random.default_rng(0)
+    drawn = [
+        Sample(pixels=rng.integers(0, 256, (side, side, 3), dtype=np.uint8), token_ids=(1, *ids), num_prompt_tokens=3)
+        for ids in rng.integers(3, 100, (8, 6)).tolist()
+    ]
+    seen: list[tuple[int, int]] = []
+
+    vision, tensors = round_model(
+        model, drawn, dtype=torch.float32, precision="int4", progress=lambda done, all: seen.append((done, all))
+    )
+
+    for config, state in ((model.vision_config, vision.vision_state), (model.decoder_config, dict(tensors))):
+        forms = expected_forms(config, dtype=torch.float32, precision="int4")
+        assert {name: TensorForm(tuple(tensor.shape), tensor.dtype) for name, tensor in state.items()} == forms
+    assert seen == [(number + 1, len(seen)) for number in range(len(seen))]
+    assert vision.origin.calibration_pictures == 8
+
+
+def hessians(model: LoadedModel, samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """The Hessians of the decoder's linear layers, named by layer number and name, such as "0.down"."""
+    scheme, found = find_scheme("int4"), []
+
+    def calibrate(weight: Tensor, hessian: Tensor) -> Parts:
+        found.append(hessian.clone())
+        return scheme.quantise(weight)
+
+    spy = dataclasses.replace(scheme, calibrate=calibrate)
+    monkeypatch.setattr(rounding, "find_scheme", lambda precision: spy)
+    rounded(model, samples)
+    num_decoders = 4 * model.decoder_config.num_layers + 1
+    names = [f"{layer}.{name}" for layer in range(4) for name in ("qkv", "out", "gate_up", "down")] + ["head"]
+    assert len(names) == num_decoders
+    return dict(zip(names, found[-num_decoders:], strict=True))
+
+
+def test_padding_does_not_count(model: LoadedModel, all_samples: list[Sample], monkeypatch: pytest.MonkeyPatch) -> None:
+    by_length = sorted(all_samples, key=lambda sample: len(sample.token_ids))
+    short, long = by_length[0], by_length[-1]
+    assert len(short.token_ids) < len(long.token_ids)
+
+    alone = [hessians(model, [sample], monkeypatch) for sample in (short, long)]
+    together = hessians(model, [short, long], monkeypatch)
+
+    for name in ("0.qkv", "0.out", "0.down", "2.qkv", "3.down", "head"):
+        # A Hessian is a sum over tokens, so one more would add about a token's share to it. Rounding adds far less.
+        share = float(alone[0][name].trace()) / len(short.token_ids)
+        assert float((together[name] - alone[0][name] - alone[1][name]).norm()) < 0.01 * share, name
+
+
+def test_the_adapters_tokens_count_in_the_layers_that_project_them(
+    model: LoadedModel, all_samples: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = all_samples[0]
+    other = dataclasses.replace(one, pixels=all_samples[1].pixels)
+
+    first, second = (hessians(model, [sample], monkeypatch) for sample in (one, other))
+
+    # Layer 1 is the first with an adapter. Its text tokens do not depend on the picture yet; the adapter's tokens do.
+    assert model.decoder_config.first_adapter_layer == 1
+    torch.testing.assert_close(first["0.down"], second["0.down"])
+    assert float((first["1.qkv"] - second["1.qkv"]).norm()) > 0.01 * float(first["1.qkv"].norm())
+
+
+def test_quantised_models_and_damaged_weights_are_refused(model: LoadedModel, all_samples: list[Sample]) -> None:
+    quantised = load_bundle(embedded_model(), precision="int8")
+    damaged = dict(model.decoder_state)
+    damaged["layers.2.feed_forward.down.weight"] = damaged["layers.2.feed_forward.down.weight"] * float("nan")
+
+    with pytest.raises(CheckpointError, match="already"):
+        rounded(quantised, all_samples[:8])
+    with pytest.raises(CheckpointError, match=r"layers\.2\.feed_forward\.down"):
+        rounded(dataclasses.replace(model, decoder_state=damaged), all_samples[:8])
