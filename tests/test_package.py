@@ -22,13 +22,8 @@ FOLDERS = ("app", "assets", "llm", "runtime", "vision")
 
 
 def run(*arguments: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-    )
+    environ = os.environ | {"PYTHONPATH": str(path)}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

@@ -106,14 +106,10 @@ def test_wording_stage_goes_on_from_the_bundle(
     assert 0 < change < 0.01
 
 
-def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tmp_path: Path) -> None:
-    train_tokenizer(tmp_path / "tokenizer.model", num_questions=1000)
-    other = Tokenizer.load(tmp_path / "tokenizer.model")
-    own = Tokenizer.load(BUNDLE / "tokenizer.model")
-    before = decoder_stages.take_decoder(BUNDLE, own)
-    after = decoder_stages.take_decoder(BUNDLE, other)
+def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tokenizer: Tokenizer, trained_tokenizer: Tokenizer) -> None:
+    before, after = (decoder_stages.take_decoder(BUNDLE, one) for one in (tokenizer, trained_tokenizer))
     for text in ("star", "red", "\n"):
-        new, old = other.encode(text)[-1], own.encode(text)[-1]
+        old, new = (one.encode(text)[-1] for one in (tokenizer, trained_tokenizer))
         assert torch.equal(after.embedding.weight[new], before.embedding.weight[old])
         assert torch.equal(after.head.weight[new], before.head.weight[old])
 

@@ -34,19 +34,9 @@ def card_of(
 ) -> str:
     """The card of a run; `name` stands for the model and for texts."""
     model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
-    write_card(
-        job,
-        model,
-        data,
-        ended=Ended(state=LoopState(), why=name),
-        unreadable=(),
-        scores=scores,
-        unscored="",
-        memory=name,
-        yardstick=yardstick,
-        verdict=name,
-        bundle=None,
-    )
+    ended, nothing = Ended(state=LoopState(), why=name), {"unreadable": (), "unscored": "", "bundle": None}
+    measured = {"scores": scores, "memory": name, "yardstick": yardstick, "verdict": name}
+    write_card(job, model, data, ended=ended, **measured, **nothing)
     return (job.folder / CARD).read_text()
 
 

@@ -95,15 +95,9 @@ def test_each_question_has_its_own_usual_answer() -> None:
 
 def yardstick(chance: float, **probes: float) -> Yardstick:
     of = {"grey": GREY, "features": FEATURES}
-    return Yardstick(
-        task="choices",
-        answer="ring",
-        constant=Figure(value=chance, count=1000),
-        probes=tuple(
-            Probe(method="linear probe", on=of[name], figure=Figure(value=value, count=1000))
-            for name, value in probes.items()
-        ),
-    )
+    figures = {of[name]: Figure(value=value, count=1000) for name, value in probes.items()}
+    measured = tuple(Probe(method="linear probe", on=on, figure=figure) for on, figure in figures.items())
+    return Yardstick(task="choices", answer="ring", constant=Figure(value=chance, count=1000), probes=measured)
 
 
 ONE = "which has one answer only"
