@@ -44,10 +44,6 @@ def values(file: Path, name: str) -> list[str]:
     return [instruction.value.strip() for instruction in instructions(file) if instruction.name == name]
 
 
-def test_there_is_one_for_the_cpu_and_one_for_ascend() -> None:
-    assert [file.stem for file in FILES] == ["ascend", "cpu"]
-
-
 def test_instructions_are_known_and_lists_are_json(file: Path) -> None:
     names = {name for name, _ in instructions(file)}
     known = {"ARG", "FROM", "SHELL", "RUN", "COPY", "WORKDIR", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"}
@@ -70,14 +66,18 @@ def test_copied_files_exist_and_are_sent_to_docker(file: Path) -> None:
     assert {*parts, "llama_adapter", "pyproject.toml", PROJECT["readme"], *PROJECT["license-files"]} <= set(copied)
 
 
-def test_nothing_else_is_sent_to_docker() -> None:
+def test_there_are_one_for_the_cpu_and_one_for_ascend_and_nothing_else_is_sent_to_docker() -> None:
     copied = {source for file in FILES for value in values(file, "COPY") for source in shlex.split(value)[:-1]}
 
+    assert [file.stem for file in FILES] == ["ascend", "cpu"]
     assert set(SENT) == copied
     assert (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()[1] == "*"
 
 
-def test_versions_are_those_of_the_project(file: Path) -> None:
+def test_versions_are_those_of_the_project_and_extras_exist(file: Path) -> None:
+    extras = re.findall(r'"[^"]+\[([\w,]+)\]"', " ".join(values(file, "RUN")))
+    assert extras
+    assert {extra for listed in extras for extra in listed.split(",")} <= EXTRAS.keys()
     defaults = dict(value.split("=", 1) for value in values(file, "ARG") if "=" in value)
 
     package, requirements = ("torch", PROJECT["dependencies"]) if file.stem == "cpu" else ("torch-npu", EXTRAS["npu"])
@@ -89,13 +89,6 @@ def test_versions_are_those_of_the_project(file: Path) -> None:
     else:
         assert defaults["TORCH_NPU"] == defaults["TORCH"]  # torch-npu pins this version of torch
         assert set(re.findall(r"torch(?:-npu)?==([\d.]+\d)", GUIDE)) == {defaults["TORCH"]}
-
-
-def test_extras_exist(file: Path) -> None:
-    extras = re.findall(r'"[^"]+\[([\w,]+)\]"', " ".join(values(file, "RUN")))
-
-    assert extras
-    assert {extra for listed in extras for extra in listed.split(",")} <= EXTRAS.keys()
 
 
 def test_a_user_who_is_not_root_serves_where_the_health_is_asked(file: Path) -> None:

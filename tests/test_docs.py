@@ -130,13 +130,8 @@ def test_commands_of_a_page(page: str, checkout: Path) -> None:
     before = set(checkout.iterdir())
     # The port in the guide may be in use on this machine.
     for block, shown in RUN[page]:
-        ran = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block.replace("8123", port)],
-            cwd=checkout,
-            env=environment(checkout),
-            capture_output=True,
-            text=True,
-        )
+        command = ["bash", "-euo", "pipefail", "-c", block.replace("8123", port)]
+        ran = subprocess.run(command, cwd=checkout, env=environment(checkout), capture_output=True, text=True)
         assert ran.returncode == 0, f"{block}\nended with {ran.returncode}:\n{ran.stdout}\n{ran.stderr}"
         assert not shown or compared_lines(shown.replace("8123", port)) == compared_lines(ran.stdout)
         printed += ran.stdout

@@ -22,13 +22,8 @@ FOLDERS = ("app", "assets", "llm", "runtime", "vision")
 
 
 def run(*arguments: str, cwd: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-    )
+    environ = os.environ | {"PYTHONPATH": str(path)}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +33,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ran = run("-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder), cwd=ROOT, path=ROOT)
     assert ran.returncode == 0, ran.stderr
     return {kind: next(folder.glob(f"*.{end}")) for kind, end in (("wheel", "whl"), ("sdist", "tar.gz"))}
-
-
-@pytest.fixture(scope="module")
-def wheel(built: dict[str, Path]) -> Path:
-    return built["wheel"]
 
 
 def needs(one: Distribution, extras: Iterable[str]) -> list[Requirement]:
@@ -99,8 +89,8 @@ def test_an_sdist_installs_as_the_wheel_and_captions_beside_what_it_requires(
 
 
 @pytest.mark.slow
-def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def test_a_wheel_installs_nothing_but_llama_adapter(built: dict[str, Path]) -> None:
+    with zipfile.ZipFile(built["wheel"]) as archive:
         files = set(archive.namelist())
     names = {tuple(name.split("/")[:2]) for name in files}
 
@@ -112,10 +102,10 @@ def test_a_wheel_installs_nothing_but_llama_adapter(wheel: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the installed wheel."""
     folder = tmp_path_factory.mktemp("site")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(built["wheel"]) as archive:
         archive.extractall(folder)
     return folder
 

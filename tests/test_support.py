@@ -1,8 +1,11 @@
-"""The support table equals what the tests prove."""
+"""The support table equals what the tests prove, and tests may be skipped only for the allowed reasons."""
+
+from typing import Literal
 
 import pytest
 
 from tests import support
+from tests.conftest import fail_unless_allowed
 from tests.support import FEATURES, PAGE, Proof, page, proofs
 
 
@@ -31,3 +34,16 @@ def test_a_test_on_hardware_shows_more_than_one_without() -> None:
 
     assert f"| int8 weights | not run | {support.CONTRACT} |" in page(iter(proofs[:1]))
     assert f"| int8 weights | not run | {support.RUN} |" in page(iter(proofs))
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [("this processor has no avx512f", "skipped"), ("could not import 'openai': No module named 'openai'", "failed")],
+)
+def test_a_skip_without_an_allowed_reason_is_a_failure(reason: str, outcome: Literal["skipped", "failed"]) -> None:
+    place = ("tests/test_x.py", 3, f"Skipped: {reason}")
+    report = pytest.TestReport("test_x", ("test_x.py", 3, "test_x"), {}, "skipped", place, "setup")
+
+    fail_unless_allowed(report)
+
+    assert report.outcome == outcome

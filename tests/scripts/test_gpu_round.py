@@ -1,28 +1,37 @@
-"""The round of measurements on a GPU, rehearsed on the CPU; what a second call runs."""
+"""The round of measurements on a GPU, rehearsed on the CPU; its traces; figures of another checkout beside these."""
 
-import dataclasses
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts import bench_peers, gpu_round, gpu_trace
+from llama_adapter.app.captioning.parts import Parts
+from llama_adapter.llm.config import DecoderConfig
+from llama_adapter.llm.runners.base import Runner
+from scripts import bench_peers, gpu_before, gpu_round, gpu_trace
+from scripts.bench_peers import load, save
 from scripts.common import ROOT
 from scripts.gpu_round import TESTS, Outcome, State, Step, left, main, steps
+from scripts.gpu_trace import Span, parts_of, summary
 from scripts.peers import rounds
 from scripts.peers.gpus import GPUS
+from scripts.peers.ours import OurDecoder, open_parts
 from scripts.peers.processes import Children, _group
+from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan
 from scripts.peers.table import Reply, Task
 
 PASSED = Outcome(about="", state="passed", seconds=1.0, time="", commit="", gpu="")
-FAILED = dataclasses.replace(PASSED, state="failed", lines=("why",))
-CUT = dataclasses.replace(PASSED, state="cut")
+FAILED = replace(PASSED, state="failed", lines=("why",))
+CUT = replace(PASSED, state="cut")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +95,7 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     assert 1 <= int(line.rpartition(" ")[2].strip("']")) <= 60
     others = {"passes": ("passed", []), "lacks": ("passed", LACKING), "fails too": ("failed", [NOISE])}
     assert after_first == {"fails": ("failed", last), "is cut": cut, **others}
-    assert told(tmp_path) == {
-        "fails": ("passed", []),
-        "is cut": cut,
-        **others,
-        "measures": measures,  # as it was
-    }
+    assert told(tmp_path) == {"fails": ("passed", []), "is cut": cut, **others, "measures": measures}
     assert "| is cut | is cut | cut |" in (tmp_path / "gpu-round-h100.md").read_text(encoding="utf-8")
 
 
@@ -178,19 +182,26 @@ def test_the_round_rehearses_on_the_cpu(
     assert "### Decode, tiny, 1 thread on the host" in page
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-def test_the_pages_are_those_of_the_gpu_that_is_there(
-    gpu: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, commands = f"NVIDIA {gpu.upper()}", list[tuple[str, ...]]()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: name)
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands of steps, all of which pass without being run."""
+    commands = list[tuple[str, ...]]()
 
     def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
         commands.append(step.command)
         return "passed", 1.0, ()
 
     monkeypatch.setattr(gpu_round, "_run", run)
+    return commands
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_pages_are_those_of_the_gpu_that_is_there(
+    gpu: str, commands: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"NVIDIA {gpu.upper()}"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index: name)
     monkeypatch.setattr(gpu_round, "unpack", lambda: None)
 
     assert main(["600", "--out", str(tmp_path)]) == 0
@@ -205,15 +216,8 @@ def test_the_pages_are_those_of_the_gpu_that_is_there(
 
 
 def test_an_earlier_commit_is_measured_behind_the_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = list[tuple[str, ...]]()
-
-    def run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
-        commands.append(step.command)
-        return "passed", 1.0, ()
-
-    monkeypatch.setattr(gpu_round, "_run", run)
     flags = ["600", "--rehearse", "--out", str(tmp_path / "out")]
     (tmp_path / "scripts").mkdir()
     with pytest.raises(SystemExit, match="2"):
@@ -255,9 +259,7 @@ def test_wheels_of_another_time_go_and_the_machine_keeps_its_own(
     assert [path.name for path in tmp_path.iterdir()] == ["gguf-0.19.0-py3-none-any.whl"]
     names = {re.split("[>=]", word)[0] for word in asked}
     assert {"gguf", "fastapi", "pytest-xdist", "httpx"} < names
-    assert (
-        names & {"torch", "numpy", "pillow", "sentencepiece", "safetensors", "huggingface_hub", "tokenizers"} == set()
-    )
+    assert not names & {"torch", "numpy", "pillow", "sentencepiece", "safetensors", "huggingface_hub", "tokenizers"}
 
 
 def test_without_such_a_gpu_nothing_is_measured(
@@ -285,7 +287,7 @@ def test_the_engines_of_a_gpu_run_in_one_process(children: Children, tmp_path: P
         device="cuda", on="cpu", sizes=("tiny",), batch_sizes=(2,), job_sizes=(2,), work=str(tmp_path), budget=0.1
     )
     machine, *tasks = (task for task in plan.tasks() if task.engine.program not in ("llama.cpp", "hf-compiled", "vllm"))
-    machines = machine, next(dataclasses.replace(plan, sizes=("vit-tiny",)).tasks())
+    machines = machine, next(replace(plan, sizes=("vit-tiny",)).tasks())
 
     ceilings, replies = [children(task) for task in machines], [children(task) for task in tasks]
 
@@ -301,3 +303,134 @@ def test_the_engines_of_a_gpu_run_in_one_process(children: Children, tmp_path: P
     assert all(figure.rate > 0 for reply in (*ceilings, *replies) for figure in reply.figures)
     assert {_group(task) for task in tasks if task.engine.section == "job"} == {" "}
     assert set(children._children) <= {" ", " vision"}  # encoders have a process of their own
+
+
+def test_gaps_are_the_time_in_which_no_kernel_runs() -> None:
+    spans = [Span("b", 5000, 6000), Span("a", 0, 2000), Span("a", 1000, 3000), Span("b", 5500, 5600)]
+
+    assert list(summary("a step", spans)) == [
+        "a step | 6.00 ms, busy 66.7%, 4 kernels, longest gap 2.000 ms",
+        "      4.000 ms  66.7%      2 x a",
+        "      1.100 ms  18.3%      2 x b",
+    ]
+
+
+def test_parts_are_of_a_quarter_of_the_slots_and_of_all() -> None:
+    assert [name for name, _ in parts_of("tiny", "vit-tiny", slots=8, device="cpu")] == [
+        "a step, rows: 2",
+        "a step, rows: 8",
+        "a prefill of 55 tokens each, prompts: 2",
+        "the encoder, pictures: 2",
+        "a job of 16 pictures, slots: 8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "count", "context"), [((), 4, 71), (("--slots", "3"), 3, 71), (("--context", "128"), 4, 128)]
+)
+def test_long_steps_are_of_one_row_and_of_all_slots_by_both_kernels(
+    flags: tuple[str, ...],
+    count: int,
+    context: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    steps, opened = list[tuple[int, int]](), list[weakref.ref[Runner]]()
+
+    def step(self: OurDecoder, ids: list[int], place: int) -> list[int]:
+        steps.append((len(ids), place))
+        return decode(self, ids, place)
+
+    def open_alone(config: DecoderConfig, *rest: Any, **options: Any) -> Parts:
+        assert config.context == context
+        assert [runner() for runner in opened] == [None] * len(opened), "a model before this one still takes memory"
+        parts = open_parts(config, *rest, **options)
+        opened.append(weakref.ref(parts.runner))
+        return parts
+
+    def traced(call: Callable[[], object], *, device: str) -> list[Span]:
+        call()
+        return [Span(device, 0, 1)]
+
+    decode = OurDecoder.step
+    monkeypatch.setattr(OurDecoder, "step", step)
+    monkeypatch.setattr(gpu_trace, "open_parts", open_alone)
+    monkeypatch.setattr(gpu_trace, "traced", traced)
+
+    assert gpu_trace.main(["--decoder", "tiny", "--encoder", "vit-tiny", "--on", "cpu", "--places", "70", *flags]) == 0
+
+    parts = [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines() if " | " in line]
+    assert parts == [
+        f"a step, rows: {rows}, places: 70 of {context}, ours-bfloat16{kernels}"
+        for kernels in ("", "-proposed")
+        for rows in (1, count)
+    ]
+    assert steps == [(1, 70), (count, 70)] * 2
+
+
+@pytest.mark.parametrize("flags", [("--context", "512"), ("--places", "70", "--context", "70")])
+def test_a_context_holds_the_places_and_the_step(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu_trace.main(flags)
+
+    assert "it needs --places, and must be larger than these" in capsys.readouterr().err
+
+
+OWN = Row(part="decode", engine="ours-bfloat16", size="7B", batch=1, threads=8, run="now", rates=(4.0,))
+WITHOUT_INT8 = Missing(engine="ours-int8", size="7B", section="decode", threads=8, problem="missing", reason="none")
+FLAGS = ["--device", "cuda", "--sizes", "7B", "1B", "--engines", "ours-bfloat16"]
+NOTHING = Results(processor="h200")
+
+
+class MadeUp:
+    """A benchmark that has `figures` after a while, and has ended with `code` after another, or is cut there."""
+
+    def __init__(self, command: list[str], *, cwd: Path, figures: bool = True, code: int | None = 0) -> None:
+        assert cwd == Path("other")
+        start, (folder, *flags) = command[:6], command[6:]
+        assert start == [sys.executable, "-m", "scripts.bench_peers", "--processor", "h200", "--out"]
+        assert flags == ["--limit", "70", *FLAGS]
+        self._folder, self._figures, self._code, self._num_waits = Path(folder), figures, code, 0
+
+    def __enter__(self) -> "MadeUp":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float) -> int:
+        self._num_waits += 1
+        if self._num_waits == 3 and self._code is not None:
+            return self._code
+        if self._num_waits == 3:
+            raise KeyboardInterrupt
+        if self._num_waits == 2 and self._figures:
+            rows = replace(OWN, run="then", rates=(2.0,)), replace(OWN, part="ceiling", engine="read", run="then")
+            save(replace(NOTHING, runs={"then": {"commit": "HEAD"}}, rows=rows, missing=(WITHOUT_INT8,)), self._folder)
+        raise subprocess.TimeoutExpired("it", timeout)
+
+
+@pytest.mark.parametrize(("figures", "code"), [(True, 0), (False, 1), (True, None)])
+def test_engines_of_another_checkout_are_called_before(
+    figures: bool, code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(command: list[str], *, cwd: Path) -> Any:
+        return MadeUp(command, cwd=cwd, figures=figures, code=code)
+
+    save(replace(NOTHING, runs={"now": {"commit": "HEAD"}}, rows=(OWN,)), tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", opened)
+    arguments = ["abc", "other", *FLAGS, "--processor", "h200", "--limit", "90", "--out", str(tmp_path)]
+
+    if code is None:
+        with pytest.raises(KeyboardInterrupt):
+            gpu_before.main(arguments)
+    else:
+        assert gpu_before.main(arguments) == code
+
+    found = load(tmp_path, NOTHING)
+    earlier = [("ours-bfloat16-before", "then")] if figures else []
+    assert [(row.engine, row.run) for row in found.rows] == [("ours-bfloat16", "now"), *earlier]
+    assert [run["commit"] for run in found.runs.values()] == ["HEAD", "abc"][: 1 + figures]
+    assert found.missing == ((replace(WITHOUT_INT8, engine="ours-int8-before"),) if figures else ())
+    page = (tmp_path / "peers-h200.md").read_text(encoding="utf-8")
+    assert ("\n| ours-bfloat16-before | 2.00 |\n" in page) == figures  # ours is twice as fast

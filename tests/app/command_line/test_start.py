@@ -9,18 +9,8 @@ from tests.app.golden import ROOT
 
 HEAVY = {
     *("torch", "numpy", "PIL", "safetensors", "sentencepiece", "tokenizers", "huggingface_hub", "jinja2", "gguf"),
-    *(
-        "gradio",
-        "fastapi",
-        "uvicorn",
-        "ray",
-        "onnxruntime",
-        "transformers",
-        "asyncio",
-        "ssl",
-        "importlib.metadata",
-        "multiprocessing",
-    ),
+    *("gradio", "fastapi", "uvicorn", "ray", "onnxruntime", "transformers"),
+    *("asyncio", "ssl", "importlib.metadata", "multiprocessing"),
 }
 HELP = "|caption|ask|encode|convert|quantize|export om|serve|bench|doctor"
 USAGE = ("", "export", "paint", "caption", "caption x.png --top-p 3", "caption x.png --adapter x.pth")
@@ -70,10 +60,7 @@ COMMANDS = {
 
 def test_a_missing_part_of_a_model_is_refused_without_torch(tmp_path: Path) -> None:
     """Other faults of the same command, such as a device that is not there, are found with torch."""
-    places = {
-        "PICTURE": PICTURE,
-        **{f"OUT{suffix}": str(tmp_path / f"out{suffix}") for suffix in ("", ".npy", ".onnx")},
-    }
+    places = {f"OUT{suffix}": str(tmp_path / f"out{suffix}") for suffix in ("", ".npy", ".onnx")} | {"PICTURE": PICTURE}
     flags = ("", "--batch-size auto", "--device cuda", "--tensor-parallel 2")
     lines = [(f"caption PICTURE --model nonsense {words}", MISSING["--model nonsense"]) for words in flags]
     for command, models in COMMANDS.items():

@@ -1,10 +1,10 @@
-"""The rounds of a benchmark and their results, with made-up replies."""
+"""The rounds of a benchmark, their results and goals, with made-up replies."""
 
 import os
 import re
-import subprocess
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +13,22 @@ import pytest
 
 from llama_adapter.runtime.devices import triton_calls
 from llama_adapter.runtime.devices.triton_calls import TUNINGS, Tuning
-from scripts.bench_peers import load, main, save
-from scripts.common import ROOT
-from scripts.pages.render import render
+from scripts import gpu_round
+from scripts.bench import parse_settings
+from scripts.bench_peers import CHOICES, load, main, save
+from scripts.pages.render import PAGES, read, render
 from scripts.peers import processes
 from scripts.peers.child import OPENERS, answer
-from scripts.peers.gpus import gpu_here
+from scripts.peers.goals import GOALS, Goal, reached
+from scripts.peers.gpus import GPUS, gpu_here
 from scripts.peers.measuring import MemoryReader, measure_decoder, median_of_warm
 from scripts.peers.packages import MissingPackage
-from scripts.peers.processes import Child, run_child
+from scripts.peers.processes import run_child
 from scripts.peers.report import share_of
 from scripts.peers.results import Missing, Results, Row
 from scripts.peers.rounds import Plan, run_rounds
 from scripts.peers.sizes import DECODERS, ENCODERS, place_of
-from scripts.peers.table import ENGINES, MACHINES, Figure, Reply, Task, chosen_engines
+from scripts.peers.table import ENGINES, MACHINES, Figure, Reply, Rung, Task, chosen_engines
 from scripts.peers.targets import TARGETS, Target, check
 
 OURS_INT8, HUGGING_FACE = (chosen_engines([name], "decode")[0] for name in ("ours-int8", "hf-float32"))
@@ -67,15 +69,10 @@ class MadeUp:
         )
 
 
-def rounds_of(tmp_path: Path, made_up: MadeUp) -> Results:
-    plan = Plan(
-        sections=("decode",),
-        sizes=("tiny",),
-        engines=("ours-float32", "hf-float32"),
-        work=str(tmp_path),
-        long=4.0,
-        rounds=2,
-    )
+def rounds_of(tmp_path: Path, made_up: MadeUp, **changes: Any) -> Results:
+    """The results of two rounds of decoders of the size tiny, without `changes` of the plan."""
+    usual = {"sections": ("decode",), "sizes": ("tiny",), "engines": ("ours-float32", "hf-float32"), "rounds": 2}
+    plan = Plan(**usual | {"work": str(tmp_path), "long": 4.0} | changes)
     return run_rounds(plan, tell=lambda line: None, keep=lambda results: None, run=made_up)
 
 
@@ -95,9 +92,8 @@ def test_engines_run_in_turn_and_long_figures_are_not_repeated(tmp_path: Path) -
 def test_files_are_made_before_the_rounds_by_processes_that_measure_nothing(tmp_path: Path) -> None:
     made_up = MadeUp(problems={"llama.cpp-q8_0": Reply(problem="missing", reason="no llama.cpp")})
     engines = ("llama.cpp-bf16", "llama.cpp-q8_0")
-    plan = Plan(sections=("decode",), sizes=("tiny",), engines=engines, work=str(tmp_path), rounds=1, threads=3)
 
-    found = [run_rounds(plan, tell=lambda line: None, keep=lambda results: None, run=made_up) for _ in range(2)]
+    found = [rounds_of(tmp_path, made_up, engines=engines, rounds=1, threads=3) for _ in range(2)]
 
     files = [("llama.cpp-bf16", True), ("llama.cpp-q8_0", True)]
     measured = [("machine", False), ("llama.cpp-bf16", False)]
@@ -109,9 +105,8 @@ def test_files_are_made_before_the_rounds_by_processes_that_measure_nothing(tmp_
 def test_a_file_that_cannot_be_made_is_tried_once_for_all_engines_that_run_it(tmp_path: Path) -> None:
     engines = ("onnxruntime-float32", "openvino-float32")
     made_up = MadeUp(problems={name: Reply(problem="missing", reason="no ONNX") for name in engines})
-    plan = Plan(sections=("vision",), sizes=("ViT-L/14",) * 2, engines=engines, work=str(tmp_path), rounds=2)
 
-    found = run_rounds(plan, tell=lambda line: None, keep=lambda results: None, run=made_up)
+    found = rounds_of(tmp_path, made_up, sections=("vision",), sizes=("ViT-L/14",) * 2, engines=engines)
 
     tried = [task.engine.name for task in made_up.tasks if task.engine.name != "machine"]
     assert tried == ["onnxruntime-float32"]
@@ -131,13 +126,17 @@ def test_failed_engine_is_listed_and_stops_nothing(tmp_path: Path, problem: Any)
     assert "no luck in WORK, PYTHON" in render("peers", asdict(found))
 
 
-def test_missing_package_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_and_failures_are_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(task: Task) -> None:
+        raise RuntimeError("it broke\nin two lines")
+
     monkeypatch.setitem(sys.modules, "transformers", None)
-
     reply = answer(TASK)
-
     assert reply.problem == "missing"
     assert re.search("transformers cannot be imported .* extra `peers`", reply.reason)
+    monkeypatch.setattr("scripts.peers.child.OPENERS", {("decode", "hf-dynamic"): broken})
+    assert answer(TASK) == Reply(problem="failed", reason="RuntimeError: it broke")
+    assert answer(replace(TASK, only_files=True, engine=replace(HUGGING_FACE, file="no file"))).problem == "failed"
 
 
 def test_int8_is_not_measured_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,15 +149,6 @@ def test_int8_is_not_measured_without_kernels(monkeypatch: pytest.MonkeyPatch) -
 
     assert (reply.problem, reply.figures) == ("missing", [])
     assert "widened" in reply.reason
-
-
-def test_failing_engine_is_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(task: Task) -> None:
-        raise RuntimeError("it broke\nin two lines")
-
-    monkeypatch.setattr("scripts.peers.child.OPENERS", {("decode", "hf-dynamic"): broken})
-
-    assert answer(TASK) == Reply(problem="failed", reason="RuntimeError: it broke")
 
 
 def test_new_run_replaces_what_it_measures_only(tmp_path: Path) -> None:
@@ -203,13 +193,14 @@ def test_target_is_a_ratio_of_medians_to_the_best_peer() -> None:
     assert check(target, found, threads=2).is_met is None
 
 
-def test_targets_name_measured_engines() -> None:
+def test_targets_name_measured_engines_and_all_can_be_opened() -> None:
     measured = {(engine.device, engine.section, engine.name) for engine in ENGINES}
 
     for target in TARGETS:
         section = "decode" if target.part == "prefill" else target.part
         assert {("cpu", section, one) for one in (target.ours, *target.peers)} <= measured
         assert set(target.size.split("+")) <= {*DECODERS, *ENCODERS, "embedded"}
+    assert {(engine.section, engine.program) for engine in (*ENGINES, *MACHINES.values())} == set(OPENERS)
 
 
 def test_page_marks_missed_targets_their_bound_and_other_runs() -> None:
@@ -248,26 +239,18 @@ def test_shares_use_ceilings_of_the_same_run() -> None:
     assert {one.run for one in before.merged(again).rows} == {"second"}
 
 
-def test_share_of_one_row_is_of_the_bandwidth_between_its_steps() -> None:
+def test_a_share_is_of_the_bandwidth_between_steps_and_the_head_of_4_bits_counts_as_its_run_says() -> None:
     ceilings = (row("read", (80e9,), part="ceiling"), row("matmul-int4", (1e12,), part="ceiling"))
     beside = row("ours-int4", (30.0, 10.0), reads=(60e9, 20e9))  # a third of the bandwidth in the second round
     alone = replace(beside, reads=())
-
-    shares = [share_of(one, results(one, *ceilings)) for one in (beside, alone)]
-
-    assert shares[0].memory / shares[1].memory == pytest.approx((30 / 60) / (20 / 80))
-
-
-def test_the_head_of_our_4_bits_counts_as_its_run_says() -> None:
-    ceilings = (row("read", (80e9,), part="ceiling"), row("matmul-int4", (1e12,), part="ceiling"))
-    one = row("ours-int4", (30.0,))
-    earlier = results(one, *ceilings)
+    earlier = results(alone, *ceilings)
     later = replace(earlier, runs={"first": {"settings": {"int4_head": "int8"}}})
 
-    shares = [share_of(one, each) for each in (earlier, later)]
+    shares = [share_of(beside, results(beside, *ceilings)), *(share_of(alone, each) for each in (earlier, later))]
 
+    assert shares[0].memory / shares[1].memory == pytest.approx((30 / 60) / (20 / 80))
     more = 2048 * 32000 * (8 - 4.5) / 8  # bytes of the head of 1B
-    assert shares[1].memory - shares[0].memory == pytest.approx(30.0 * more / 80e9)
+    assert shares[2].memory - shares[1].memory == pytest.approx(20.0 * more / 80e9)
 
 
 def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,10 +317,6 @@ def test_first_call_is_a_warm_up_unless_there_are_few() -> None:
 GPU_PLAN = Plan(device="cuda", sizes=("7B", "1B", "ViT-L/14"), batch_sizes=(1, 5, 16, 64), job_sizes=(5, 64))
 
 
-def test_every_engine_can_be_opened() -> None:
-    assert {(engine.section, engine.program) for engine in (*ENGINES, *MACHINES.values())} == set(OPENERS)
-
-
 @pytest.mark.parametrize(
     ("changes", "ceilings"),
     [
@@ -389,24 +368,23 @@ def test_a_run_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [len(one.rows) for one in kept] == [1, 1]
 
 
-@pytest.mark.parametrize(("processor", "name"), [("h100", "NVIDIA H100"), ("h200", "NVIDIA H200")])
-def test_page_of_a_gpu_names_it_and_the_page_of_its_goals(processor: str, name: str) -> None:
-    gpu = {"gpu": name, "driver": "", "cuda": "13.0", "cpu": "a processor"}
+def test_page_of_a_gpu_names_it_and_the_page_of_its_goals() -> None:
+    gpu = {"gpu": "NVIDIA H200", "driver": "", "cuda": "13.0", "cpu": "a processor"}
     rows = [
         *(row(name, (rate,), size="7B") for name, rate in (("ours-bfloat16", 120.0), ("hf-bfloat16", 60.0))),
         *(row(name, (rate,), part="ceiling", size="7B") for name, rate in (("read", 3e12), ("matmul-bfloat16", 8e14))),
     ]
-    found = replace(results(*rows), runs={"first": gpu}, processor=processor)
+    found = replace(results(*rows), runs={"first": gpu}, processor="h200")
 
     page = render(found.page, asdict(found))
 
     assert "| ours-bfloat16 | 120.0 (one round) | 5" in page
     assert "\n| hf-bfloat16 | 2.00 |\n" in page
     assert "targets are reached" not in page
-    assert page.startswith(f"# Comparison with other programs, {name}\n")
-    assert f"--processor {processor}`" in page
-    assert f"- **Goals** are on the page of [its rounds](gpu-round-{processor}.md).\n" in page
-    assert f"{name}, driver unknown, CUDA 13.0; a processor" in page
+    assert page.startswith("# Comparison with other programs, NVIDIA H200\n")
+    assert "--processor h200`" in page
+    assert "- **Goals** are on the page of [its rounds](gpu-round-h200.md).\n" in page
+    assert "NVIDIA H200, driver unknown, CUDA 13.0; a processor" in page
 
 
 @pytest.mark.parametrize(
@@ -425,13 +403,6 @@ def test_the_page_must_be_one_of_the_device(
 
     assert main([*flags.split(), "--out", str(tmp_path)]) == 2
     assert f"error: {told}" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_program_ends_with_its_exit_code() -> None:
-    command = [sys.executable, "-m", "scripts.bench_peers", "--processor", "h100"]
-
-    assert subprocess.run(command, cwd=ROOT, capture_output=True).returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -500,23 +471,96 @@ def test_vllm_has_the_memory_of_a_gpu_alone(is_there: bool, monkeypatch: pytest.
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:
-    child = Child(TASK)
-
-    reply = child.answer(replace(TASK, timeout_s=0.05))
-    child.close()
-
-    assert reply == Reply(problem="failed", reason="took longer than 0 s")
+    assert run_child(replace(TASK, timeout_s=0.05)) == Reply(problem="failed", reason="took longer than 0 s")
 
 
-@pytest.mark.slow
-def test_a_task_is_answered_by_a_process_of_its_own(tmp_path: Path) -> None:
-    task = replace(TASK, engine=chosen_engines(["ours-float32"], "decode")[0], work=str(tmp_path), budget_s=0.1)
+RUNS = {"2026-11-27T10": {"commit": "abc"}, "2026-11-28T10": {}}
 
-    reply = run_child(task)
 
-    assert reply.problem == "", reply.reason
-    assert [(one.engine, one.part, one.batch) for one in reply.figures] == [
-        ("ours-float32", *rung) for rung in task.rungs
-    ]
-    assert all(one.rate > 0 for one in reply.figures)
-    assert answer(replace(task, only_files=True, engine=replace(task.engine, file="no file"))).problem == "failed"
+def of_7b(engine: str, rate: float, batch: int = 1, **changes: Any) -> Row:
+    return row(engine, (rate,), **{"batch": batch, "size": "7B", "run": "2026-11-27T10", **changes})
+
+
+def told(goal: Goal, *rows: Row) -> list[str]:
+    name, batches, *values = reached(goal, Results(runs=RUNS, rows=rows, processor="h100")).values()
+    assert (name, batches) == (goal.name, " / ".join(map(str, goal.batches)))
+    return values
+
+
+RATIO = Goal("int4", 2, "x", "decode", "7B", (1, 5), ("ours-int4", "ours-int4-proposed"), ("one", "two"))
+THEIRS = (of_7b("one", 9.0), of_7b("two", 10.0), of_7b("one", 30.0, 5))
+OURS, PROPOSED = (partial(of_7b, name) for name in RATIO.engines)
+FIRST = "2026-11-27, abc"
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], ["- / -", "open", "-", "-"]),
+        ([OURS(25.0)], ["2.50x / -", "open", "ours-int4", FIRST]),
+        ([OURS(19.97)], ["1.99x / -", "**missed**", "ours-int4", FIRST]),
+        (
+            [OURS(25.0), OURS(60.0, 5, run="2026-11-28T10")],
+            ["2.50x / 2.00x", "met", "ours-int4", f"{FIRST}; 2026-11-28, unknown"],
+        ),
+        ([OURS(25.0), OURS(59.0, 5)], ["2.50x / 1.97x", "**missed**", "ours-int4", FIRST]),  # at one batch size
+        (  # the best is the one whose worst figure is best, among those with most figures
+            [OURS(40.0), OURS(50.0, 5), PROPOSED(21.0), PROPOSED(63.0, 5)],
+            ["2.10x / 2.10x", "met", "ours-int4-proposed", FIRST],
+        ),
+        ([OURS(15.0), OURS(45.0, 5), PROPOSED(90.0)], ["1.50x / 1.50x", "**missed**", "ours-int4", FIRST]),
+    ],
+)
+def test_a_ratio_is_that_to_the_best_of_others_at_each_batch_size(rows: list[Row], expected: list[str]) -> None:
+    assert told(RATIO, *rows, *THEIRS) == ["2.00x", *expected]
+
+
+def test_the_newest_figure_counts_with_any_number_of_threads() -> None:
+    goal = Goal("captions", 250, "pictures/s", "job", "7B+ViT-L/14", (2000,), ("ours",))
+    older = of_7b("ours", 300.0, 2000, part="job", size="7B+ViT-L/14")
+    newer = replace(older, rates=(200.4,), threads=8, run="2026-11-28T10")
+
+    expected = ["250 pictures/s", "200", "**missed**", "ours", "2026-11-28, unknown"]
+    assert told(goal, older, newer) == told(goal, newer, older) == expected
+
+
+def test_a_ratio_may_be_to_another_batch_size() -> None:
+    goal = Goal("over the loop", 10, "x", "job", "7B", (2000,), ("ours",), ("reference",), 64)
+    rows = of_7b("ours", 300.0, 2000, part="job"), of_7b("reference", 30.0, 64, part="job")
+
+    assert told(goal, *rows)[:3] == ["10.00x", "10.00x", "met"]
+
+
+def test_shares_are_of_the_ceilings_of_the_run() -> None:
+    ceilings = (of_7b("read", 3e12, part="ceiling"), of_7b("matmul-bfloat16", 8e14, part="ceiling"))
+    steps = Goal("steps", 0.5, "of bandwidth", "decode", "7B", (1,), ("ours-bfloat16",))
+    products = Goal("products", 0.5, "of matmul", "prefill", "7B", (64,), ("ours-bfloat16",))
+    rows = of_7b("ours-bfloat16", 150.0), of_7b("ours-bfloat16", 40000.0, 64, part="prefill")
+
+    # A step reads 13.2 GB. A token of a prompt needs 12.6 GFLOP: most of the last layer is for the last token alone.
+    assert told(steps, *rows, *ceilings)[:3] == ["50% of bandwidth", "66%", "met"]
+    assert told(products, *rows, *ceilings)[:3] == ["50% of matmul", "63%", "met"]
+    assert told(steps, *rows)[1:3] == ["-", "open"]
+
+
+def test_the_round_measures_all_figures_of_every_goal(tmp_path: Path) -> None:
+    measured = set[tuple[str, str, Rung]]()
+    for step in gpu_round.steps("h100", toy=False, out=tmp_path):
+        if step.command[1] == "scripts.bench_peers":
+            flags = step.command[2:]
+            plan, *_ = parse_settings("", flags, page="peers", full=Plan(), quick=Plan(), choices=CHOICES)
+            measured |= {(task.engine.name, task.size, rung) for task in plan.tasks() for rung in task.rungs}
+
+    for goal in GOALS:
+        wanted = {(engine, goal.size, (goal.part, batch)) for engine in goal.engines for batch in goal.batches}
+        over = [goal.over_batch or batch for batch in goal.batches]
+        wanted |= {(engine, goal.size, (goal.part, batch)) for engine in goal.over for batch in over}
+        assert wanted - measured == set(), goal.name
+
+
+@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS if f"gpu-round-{gpu}" in PAGES])
+def test_goals_on_a_page_are_those_of_its_figures(gpu: str) -> None:
+    name = f"gpu-round-{gpu}"
+    figures = load(gpu_round.DOCS, Results(processor=gpu))
+
+    assert read(name)["goals"] == [reached(goal, figures) for goal in GOALS]

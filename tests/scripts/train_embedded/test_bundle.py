@@ -1,9 +1,11 @@
-"""The shipped bundle answers questions about shipped pictures, and about fresh ones, as stated in its model card."""
+"""The shipped bundle answers rightly, as its card says; how it is scored; the detector of unfamiliar pictures."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -13,8 +15,24 @@ from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.decoder_stages import open_gates, take_decoder
 from scripts.train_embedded.export import export
-from scripts.train_embedded.other_worlds import draw_others
-from scripts.train_embedded.score import Exam, answer_all, draw_exam, grade, in_other_words, wrong
+from scripts.train_embedded.familiar import FIT, FRESH, THRESHOLD, Floats, draw_own, fit
+from scripts.train_embedded.familiar_score import area_under_curve, read_folder, share_above
+from scripts.train_embedded.grammar import OUTSIDE_ANSWER
+from scripts.train_embedded.other_worlds import KINDS, draw_others
+from scripts.train_embedded.questions import TASKS, Question
+from scripts.train_embedded.render import Pixels
+from scripts.train_embedded.score import (
+    OTHER_WORDS,
+    Exam,
+    answer_all,
+    draw_exam,
+    grade,
+    in_other_words,
+    prior,
+    refused,
+    wrong,
+)
+from scripts.train_embedded.world import PICTURE_SIZE
 
 ASSETS = Path(__file__).parents[3] / "assets"
 
@@ -76,3 +94,96 @@ def test_biases_of_keys_and_values_are_zero_in_the_bundle() -> None:
             bias = file.get_tensor(f"layers.{layer}.attention.qkv.bias")
             assert bias[:192].any()
             assert not bias[192:].any()
+
+
+def test_scores_are_percent_of_exactly_right_answers_and_of_the_most_frequent_one() -> None:
+    question = Question(task="exist", text="?", answer="yes")
+    assert grade([(question, answer) for answer in ("yes", " yes\n", "Yes", "yes.")]) == {"exist": 50.0}
+    many = [(question, "yes")] * 93 + [(question, "no")] * 67
+    assert grade(many) == {"exist": 58.12}  # 58.125 exactly, so to the even digit
+    answers = ("red", "red", "blue", "green")
+    questions = [Question(task="color", text="?", answer=answer) for answer in answers]
+    assert prior(questions) == {"color": 50.0}
+
+
+def test_an_exam_asks_every_task_and_is_drawn_alike_from_one_seed() -> None:
+    first, again, other = (draw_exam(num_pictures=12, seed=seed) for seed in (1, 1, 2))
+    assert {question.task for _, question in first.questions} == set(TASKS)
+    assert first.questions == again.questions
+    assert first.questions != other.questions
+    assert np.array_equal(np.asarray(first.pictures[3]), np.asarray(again.pictures[3]))
+
+
+def test_other_words_keep_pictures_and_answers() -> None:
+    exam = draw_exam(num_pictures=5, seed=1)
+    for _, sentences, mistyped in OTHER_WORDS:
+        other = in_other_words(exam, seed=1, sentences=sentences, mistyped=mistyped)
+        assert other.pictures == exam.pictures
+        assert [(index, each.task, each.answer) for index, each in other.questions] == [
+            *((index, each.task, each.answer) for index, each in exam.questions),
+            *((index, "outside", OUTSIDE_ANSWER) for index in range(5)),
+        ]
+        assert not {each.text for _, each in other.questions} & {each.text for _, each in exam.questions}
+
+
+def test_refusals_are_counted_among_questions_with_an_answer() -> None:
+    given = {"color": ("red", OUTSIDE_ANSWER, "blue", "red"), "outside": (OUTSIDE_ANSWER,)}
+    answers = [(Question(task=task, text="?", answer="red"), each) for task, many in given.items() for each in many]
+    assert refused(answers) == 25.0
+
+
+def quarters(pictures: Sequence[Pixels]) -> Floats:
+    """Stands for an encoder: four visual queries with the differences between neighbouring pixels in each quarter."""
+    half = PICTURE_SIZE // 2
+    stacked = np.stack(pictures).astype(np.float32).reshape(-1, 2, half, 2, half, 3)
+    differences = np.abs(np.diff(stacked, axis=2)).mean(axis=(2, 4)).reshape(-1, 4, 3)
+    return np.asarray(differences, dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_worlds_are_deterministic_pictures(kind: str) -> None:
+    first, again, other = (draw_others(kind, count=2, seed=seed) for seed in ((1, 2), (1, 2), (1, 3)))
+    for picture in first:
+        assert (picture.shape, picture.dtype) == ((PICTURE_SIZE, PICTURE_SIZE, 3), np.uint8)
+    assert all(np.array_equal(one, two) for one, two in zip(first, again, strict=True))
+    assert not all(np.array_equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_own_pictures_of_each_use_are_different_ones() -> None:
+    drawn = [draw_own(use=use, count=1)[0] for use in (FIT, THRESHOLD, FRESH)]
+    drawn.append(draw_own(use=FRESH, count=1, never_drawn="with")[0])
+    assert len({picture.tobytes() for picture in drawn}) == 4
+
+
+def test_fitted_detector_separates_noise_from_the_world() -> None:
+    ood_detector = fit([quarters, quarters], num_pictures=24)
+    own, noise = (
+        quarters(pictures) for pictures in (draw_own(use=FRESH, count=10), draw_others("noise", count=10, seed=(1,)))
+    )
+
+    assert share_above(ood_detector.distances(own), ood_detector) <= 20
+    assert share_above(ood_detector.distances(noise), ood_detector) == 100.0
+    assert share_above(np.array([0.0, np.nan]), ood_detector) == 50.0
+    with pytest.raises(ValueError, match="four pictures or more"):
+        fit([quarters], num_pictures=3)
+
+
+def test_the_area_under_the_curve_counts_pairs() -> None:
+    own = np.array([1.0, 2.0, 3.0])
+    assert area_under_curve(own, own) == pytest.approx(0.5)
+    assert area_under_curve(np.array([9.0]), own) == 1.0
+    assert area_under_curve(np.array([2.5, 0.0]), own) == pytest.approx(1 / 3)
+
+
+def test_folder_is_read_by_name_without_broken_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "b.png")
+    Image.new("RGB", (20, 30), "blue").save(tmp_path / "a.png")
+    (tmp_path / "c.png").write_bytes(b"broken")
+    (tmp_path / "notes.txt").write_text("no picture")
+
+    found = read_folder(tmp_path)
+    assert [tuple(picture[0, 0]) for picture in found] == [(0, 0, 255), (255, 0, 0)]
+    assert capsys.readouterr().err.count("left out") == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no picture"):
+        read_folder(tmp_path / "empty")

@@ -30,18 +30,8 @@ def _train(folder: Path, *, num_steps: int = 12, stop_at: int | None = None) -> 
         loss = nn.functional.dropout(layer(batch), 0.5).square().sum()
         return loss, {"loss": float(loss.detach())}
 
-    loop.train(
-        "toy",
-        {"layer": layer},
-        batch_at,
-        compute,
-        lr=0.1,
-        num_steps=num_steps,
-        seed=1,
-        folder=folder,
-        evaluate=lambda: {"right": 0.5},
-        evaluate_every=4,
-    )
+    options = {"lr": 0.1, "num_steps": num_steps, "seed": 1, "folder": folder, "evaluate_every": 4}
+    loop.train("toy", {"layer": layer}, batch_at, compute, evaluate=lambda: {"right": 0.5}, **options)
     return layer[0].weight.detach().clone()
 
 

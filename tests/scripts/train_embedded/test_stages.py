@@ -1,5 +1,6 @@
-"""Labels, the scene code, gates, and the command line."""
+"""Labels, the scene code, gates, packed questions, and the command line: stages go on from each other."""
 
+import copy
 from collections import Counter
 from pathlib import Path
 
@@ -8,17 +9,29 @@ import pytest
 import torch
 
 from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.llm.model.llama import LlamaAdapterDecoder
+from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import decoder_stages, picture_stages, pictures
 from scripts.train_embedded.__main__ import main
-from scripts.train_embedded.decoder_stages import SceneCode, close_gates, open_gates
+from scripts.train_embedded.decoder_stages import (
+    SceneCode,
+    answer_hits,
+    answer_states,
+    close_gates,
+    open_gates,
+    prepare,
+)
 from scripts.train_embedded.loop import trained
+from scripts.train_embedded.packing import Packer
 from scripts.train_embedded.picture_stages import slot_loss
 from scripts.train_embedded.pictures import UNKNOWN, scene_to_labels
-from scripts.train_embedded.questions import CLASSES
+from scripts.train_embedded.questions import CLASSES, Question
 from scripts.train_embedded.sizes import build_decoder
 from scripts.train_embedded.tokens import train_tokenizer
 from scripts.train_embedded.world import sample_scene
+from tests.bounds import Float64, difference, spread
+from tests.llm.toys import forward
 
 BUNDLE = Path(__file__).parents[3] / "assets" / "embedded"
 
@@ -93,14 +106,10 @@ def test_wording_stage_goes_on_from_the_bundle(
     assert 0 < change < 0.01
 
 
-def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tmp_path: Path) -> None:
-    train_tokenizer(tmp_path / "tokenizer.model", num_questions=1000)
-    other = Tokenizer.load(tmp_path / "tokenizer.model")
-    own = Tokenizer.load(BUNDLE / "tokenizer.model")
-    before = decoder_stages.take_decoder(BUNDLE, own)
-    after = decoder_stages.take_decoder(BUNDLE, other)
+def test_a_decoder_keeps_its_pieces_under_another_tokenizer(tokenizer: Tokenizer, trained_tokenizer: Tokenizer) -> None:
+    before, after = (decoder_stages.take_decoder(BUNDLE, one) for one in (tokenizer, trained_tokenizer))
     for text in ("star", "red", "\n"):
-        new, old = other.encode(text)[-1], own.encode(text)[-1]
+        old, new = (one.encode(text)[-1] for one in (tokenizer, trained_tokenizer))
         assert torch.equal(after.embedding.weight[new], before.embedding.weight[old])
         assert torch.equal(after.head.weight[new], before.head.weight[old])
 
@@ -130,3 +139,83 @@ def test_picture_stages_go_on_from_each_other(tmp_path: Path, monkeypatch: pytes
         before = trained(tmp_path / "run", stage, part)
         change = max(float((whole[f"{part}.{name}"] - weight).abs().max()) for name, weight in before.items())
         assert 0 < change < 0.01
+
+
+QUESTIONS = [
+    Question(task="color", text="What color is the star?", answer="red"),
+    Question(task="exist", text="Is there an orange cross?", answer="no"),
+    Question(task="caption", text="Generate caption of this image", answer="a small red star at the top left"),
+]
+
+
+@pytest.fixture(scope="module")
+def trained_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
+    train_tokenizer(path, num_questions=4000)
+    return Tokenizer.load(path)
+
+
+@pytest.mark.slow
+def test_tokenizer_keeps_all_text_and_has_pieces_for_yes_and_no(trained_tokenizer: Tokenizer) -> None:
+    assert (trained_tokenizer.vocab_size, trained_tokenizer.bos_id, trained_tokenizer.eos_id) == (1024, 1, 2)
+    for text in (format_prompt("What color is the star?") + "red", "Привет,  {мир}\n\n", "x"):
+        assert trained_tokenizer.decode(trained_tokenizer.encode(text)) == text
+    for word in ("yes", "no", "Yes", "No"):
+        assert len(trained_tokenizer.encode_continuation(format_prompt("Is there a red star?"), word)) == 1
+
+
+def test_packed_tokens_are_those_of_prompt_and_answer_encoded_together(trained_tokenizer: Tokenizer) -> None:
+    packed = Packer(trained_tokenizer).pack([QUESTIONS])
+    tokens, mask = packed.tokens_BS[0], packed.mask_B1SS[0, 0]
+    for index, question in enumerate(QUESTIONS):
+        columns = packed.column_N[packed.answer_N == index].tolist()
+        whole = trained_tokenizer.encode(format_prompt(question.text) + question.answer)
+        assert len(columns) > 1
+        for place, column in enumerate(columns, start=len(whole) - len(columns)):
+            assert tokens[mask[column]].tolist() == whole[: place + 1]
+            assert packed.positions_BS[0, column] == place
+        targets = packed.target_N[packed.answer_N == index].tolist()
+        assert targets[-1] == trained_tokenizer.eos_id
+        assert trained_tokenizer.decode(targets[:-1]).strip() == question.answer
+
+
+@pytest.fixture
+def decoder() -> LlamaAdapterDecoder:
+    """A random decoder with open gates."""
+    torch.manual_seed(0)
+    decoder = build_decoder()
+    with torch.no_grad():
+        decoder.adapter.gates.fill_(0.5)
+    return decoder
+
+
+def test_the_training_pass_gives_the_states_of_the_decoder(
+    trained_tokenizer: Tokenizer, decoder: LlamaAdapterDecoder
+) -> None:
+    visual_query = torch.randn(2, 10, 192)
+    packed = Packer(trained_tokenizer).pack([QUESTIONS, QUESTIONS[1:]])
+    prefix = decoder.project_prefix(visual_query)
+    hidden = decoder(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
+    with Float64():
+        double = copy.deepcopy(decoder).double()
+        prefix = double.project_prefix(visual_query.double())
+        exact = double(packed.tokens_BS, packed.positions_BS, packed.mask_B1SS, prefix)
+    prepare(decoder)
+    states = answer_states(decoder, visual_query, packed)
+    assert difference(states, hidden[packed.row_N, packed.column_N]) <= spread(hidden, exact)
+
+
+def test_an_untrained_decoder_is_not_scored_as_right(trained_tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    hits = answer_hits(build_decoder(), torch.randn(1, 10, 192), Packer(trained_tokenizer).pack([QUESTIONS]))
+    assert set(hits) == {"color", "exist", "caption"}
+    assert not any(any(values) for values in hits.values())
+
+
+def test_biases_of_keys_and_values_get_no_gradient() -> None:
+    decoder = build_decoder()
+    prefix = decoder.project_prefix(torch.randn(1, 10, 192))
+    forward(decoder, torch.randint(0, 1024, (1, 6)), prefix).square().sum().backward()
+    gradient = decoder.layers[0].attention.qkv.bias.grad
+    assert gradient[:192].abs().max() > 0
+    assert not gradient[192:].any()

@@ -1,4 +1,4 @@
-"""From flags to a server's settings: invalid flags are refused before any model is loaded."""
+"""From flags to a server's settings: invalid flags are refused before any model is loaded; `label` before its page."""
 
 import datetime
 import json
@@ -20,6 +20,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.terminal.logs import Log
+from tests.app.pictures.inputs.files import fill
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ def test_a_level_above_info_leaves_notes_out_and_quiet_keeps_the_address(capsys:
 def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ServeJob]:
     """The jobs that would have been served."""
     served: list[ServeJob] = []
-    monkeypatch.setattr(run_server, "run_serve", lambda job: served.append(job) or ExitCode.OK)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(run_server, "run_serve", lambda job, **_: served.append(job) or ExitCode.OK)  # type: ignore[func-returns-value]
     return served
 
 
@@ -155,21 +156,52 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, has_
     assert ("[web]" if has_page else "[serve]") in refused.value.hint
 
 
-def test_an_address_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_address_in_use_and_a_model_that_cannot_be_loaded_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == ExitCode.FAILED
-
-    said = capsys.readouterr().err
-    assert f"port {port}: address already in use" in said
-    assert "Traceback" not in said
-
-
-def test_a_model_that_cannot_be_loaded_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "--model", "no-such-bundle"]) == ExitCode.FAILED
 
     said = capsys.readouterr().err
+    assert f"port {port}: address already in use" in said
     assert "no-such-bundle" in said
     assert "Traceback" not in said
+
+
+def label(folder: Path, *inputs: str) -> int:
+    names = [str(folder / name) for name in inputs]
+    return main(["label", *names, "--choices", "a,b", "--out", str(folder / "labels.csv")])
+
+
+def test_without_any_picture_the_reasons_are_said_and_nothing_is_served(
+    tmp_path: Path, jobs: list[ServeJob], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, "classes/a/1.png", "empty/notes.txt")
+
+    assert label(tmp_path, "classes", "empty", "missing.jpg") == ExitCode.PICTURE_ERRORS
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first.endswith(f"which has none of its own, but folders in it; '{tmp_path}/classes/**' looks into them.")
+    assert second.startswith("error: Wanted a picture file, got the folder")
+    assert third.startswith("error: Wanted a picture file, found no file")
+    assert not jobs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (["classes/a"], "1 picture found, 0 rows in "),
+        (["classes", "classes/a"], "1 picture found, 0 rows in "),
+        (["classes/a", "classes/b"], "2 pictures found, 0 rows in "),
+        (["missing.jpg", "classes/**"], "2 pictures found, 0 rows in "),
+    ],
+)
+def test_a_single_picture_is_enough_to_serve(
+    inputs: list[str], said: str, tmp_path: Path, jobs: list[ServeJob], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, "classes/a/1.png", "classes/b/2.png")
+
+    assert label(tmp_path, *inputs) == ExitCode.OK
+    assert said in capsys.readouterr().err
+    assert len(jobs) == 1

@@ -41,19 +41,11 @@ def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", bat
     om = folder / name
     om.write_bytes(name.encode())
     om.chmod(0o640)
-    write_sidecar(
-        om,
-        OmSidecar(
-            card=None if card is None else card.to_graph(),
-            input=Port(dtype="float16", shape=(batch_size, 224, 224, 3)),
-            batch_sizes=(batch_size,),
-            has_gears=False,
-            soc_version="Ascend310P3",
-            precision_mode="fp16",
-            sha256=file_digest(om),
-            onnx_sha256="0",
-        ),
-    )
+    graph = None if card is None else card.to_graph()
+    pixels = Port(dtype="float16", shape=(batch_size, 224, 224, 3))
+    settings = {"has_gears": False, "soc_version": "Ascend310P3", "precision_mode": "fp16", "onnx_sha256": "0"}
+    sidecar = OmSidecar(card=graph, input=pixels, batch_sizes=(batch_size,), sha256=file_digest(om), **settings)
+    write_sidecar(om, sidecar)
     return om
 
 
@@ -133,7 +125,17 @@ def test_an_om_is_checked_by_its_files_and_not_loaded(
     found["folder with the OM of another model"] = look(folder)
     (folder / "b.om").unlink()
     (folder / "gone.om").symlink_to(tmp_path / "nowhere")
-    found["folder with a broken link"] = look(folder)
+    assert [line.partition(":")[0] for line in look(folder)] == ["ok", "error", "ok"], "a broken link"
+    refusals = {
+        "no file": "does not exist",
+        "others may write": "can be written by others (mode 666)",
+        "changed": "the digests differ",
+        "link": "is a symbolic link",
+        "damaged side-car": "cannot be read: it has no version",
+    }
+    for name, words in refusals.items():
+        (said,) = found.pop(name)
+        assert (said[:7], words in said) == ("error: ", True), said
     assert found == snapshot
 
 

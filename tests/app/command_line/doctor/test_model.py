@@ -1,4 +1,4 @@
-"""The doctor finds no fault in intact models, and every fault in damaged ones."""
+"""The doctor finds no fault in intact models and exported decoders, and every fault in damaged ones."""
 
 import dataclasses
 import hashlib
@@ -16,6 +16,7 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.command_line.doctor.decoder import diagnose_decoder
 from llama_adapter.app.command_line.doctor.findings import Finding
 from llama_adapter.app.command_line.doctor.model import diagnose, write_known_answer
 from llama_adapter.app.models.bundle import add_known_answer, save_bundle
@@ -23,6 +24,7 @@ from llama_adapter.app.models.bundle_manifest import Manifest
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS
 from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.assembled import assemble_sources
+from tests.app.exported import exported_embedded, exported_golden
 from tests.app.models.bundles import edit, edit_known_answer
 from tests.llm.gguf_files import sentencepiece_keys, write_model
 
@@ -172,9 +174,12 @@ FAULTY: dict[str, Callable[[Path], CaptionerSpec | Path]] = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_every_fault_is_a_finding(name: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
-    assert faults(FAULTY[name](tmp_path), tmp_path) == snapshot
+def test_every_fault_is_a_finding(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    found = {}
+    for name, damaged in FAULTY.items():
+        (folder := tmp_path / name).mkdir()
+        found[name] = faults(damaged(folder), folder)
+    assert found == snapshot
 
 
 def faults(target: CaptionerSpec | Path, folder: Path) -> str:
@@ -268,3 +273,24 @@ def test_all_damaged_files_of_a_bundle_are_findings(bundle: Path, snapshot: Snap
 def test_a_llama_alone_is_checked() -> None:
     found = diagnose(CaptionerSpec(llama_dir=GOLDEN / "LLaMA", llama_type="TINY"))
     assert {(finding.level, finding.what) for finding in found} == {("ok", "llama"), ("ok", "tokenizer")}
+
+
+def told(folder: str) -> list[tuple[str, str]]:
+    return [(finding.level, finding.what) for finding in diagnose_decoder(CaptionerSpec(decoder=folder))]
+
+
+def test_a_whole_decoder_answers() -> None:
+    findings = diagnose_decoder(CaptionerSpec(decoder=exported_embedded()))
+
+    assert [finding.level for finding in findings] == ["ok", "ok", "ok"]
+    assert "'a small yellow moon above a small green cross'" in findings[-1].sentence
+
+
+def test_faults_are_findings(tmp_path: Path) -> None:
+    folder = tmp_path / "exported"
+    shutil.copytree(exported_embedded(), folder)
+    (folder / "decoder.weights").write_bytes(b"0")
+
+    assert told(str(folder)) == [("error", "decoder")]
+    assert told(str(tmp_path / "missing")) == [("error", "decoder")]
+    assert told(exported_golden("BIAS-TINY")) == [("ok", "decoder"), ("error", "decoder")]

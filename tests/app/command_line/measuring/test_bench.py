@@ -46,21 +46,17 @@ def test_a_caption_run_has_every_token_and_every_stage() -> None:
     assert result.batches[1].programs["step"].num_calls == 2 * 63
 
 
-def test_a_yesno_run_takes_one_pass_and_no_step() -> None:
+def test_a_yesno_run_takes_one_pass_and_no_step_and_asks_a_question_of_ones_own() -> None:
     result = tiny_run(workload="yesno", batch_sizes=(2,), pictures=2, rounds=1)
 
     (batch,) = result.batches
     assert set(batch.programs) == {"encoder", "prefix", "prefill"}
     assert (batch.programs["prefill"].num_calls, batch.programs["prefill"].num_rows) == (1, 2)
     assert batch.stages_ms["step"] == 0
-
-
-def test_a_question_of_ones_own() -> None:
-    usual = BenchJob(spec=CaptionerSpec()).question
-    longer = tiny_run(batch_sizes=(1,), pictures=1, rounds=1, question=f"{usual} {usual}")
-
-    assert longer.question == f"{usual} {usual}"
-    assert longer.prompt_tokens > tiny_run(batch_sizes=(1,), pictures=1, rounds=1).prompt_tokens
+    own = " ".join([BenchJob(spec=CaptionerSpec()).question] * 2)
+    longer = tiny_run(workload="yesno", batch_sizes=(1,), pictures=1, rounds=1, question=own)
+    assert longer.question == own
+    assert longer.prompt_tokens > result.prompt_tokens
 
 
 @pytest.mark.parametrize("operators", ["auto", "aten"])

@@ -1,26 +1,34 @@
 """`eval` of the embedded model: data in every form, faults in the data, resuming, and comparing two evaluations."""
 
+import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.jobs.questions import TemplateError
 from llama_adapter.app.learning.evaluating.comparing import compare_with
 from llama_adapter.app.learning.evaluating.data import DataSettings, read_data
-from llama_adapter.app.learning.evaluating.outcomes import SavedOutcomes, read_outcomes, write_outcomes
+from llama_adapter.app.learning.evaluating.outcomes import SavedOutcomes, ask_examples, read_outcomes, write_outcomes
+from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.compare import Comparison
 from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome
 from llama_adapter.app.models.checkpoints import StoredQuestions
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
+from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from tests.app.command import Run
+from tests.app.learning.labelled import tables
 from tests.app.learning.labelled.tables import write_lines
 from tests.app.learning.scores.outcomes import outcome
 from tests.app.models.bundles import edit_manifest
+from tests.parity.exported import choice_limit
 
 STAR, TRIANGLE = (sample_pictures() / name for name in ("12-red-star.jpg", "03-purple-triangle.png"))
 QUESTIONS = str(sample_pictures() / "questions.jsonl")
@@ -37,10 +45,6 @@ class Folder:
     def copy(self, picture: Path, name: str) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(picture, self.path / name)
-
-    def write(self, name: str, data: Any) -> None:
-        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.path / name).write_text(data if isinstance(data, str) else json.dumps(data))
 
     def scores(self, *flags: str, code: int = ExitCode.OK) -> dict[str, Any]:
         """The JSON report on the folder."""
@@ -65,14 +69,13 @@ def value(figures: dict[str, Any], name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.proves("eval", "CPU")
-def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: Run) -> None:
+def test_a_known_set_and_captions_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: Run) -> None:
     pope = Folder(tmp_path / "pope", run)
     pope.copy(STAR, "val2014/1.jpg")
     for kind in ("random", "adversarial"):
-        lines = [
-            {"image": "1.jpg", "text": IS_STAR, "label": "yes"},
-            {"image": "1.jpg", "text": IS_RING, "label": "no"},
-        ]
+        lines = (
+            {"image": "1.jpg", "text": asked, "label": label} for asked, label in ((IS_STAR, "yes"), (IS_RING, "no"))
+        )
         write_lines(pope.path / f"coco_pope_{kind}.json", *lines)
     parts = pope.scores()["parts"]
     assert [*parts] == ["(all)", "adversarial", "random"]
@@ -80,33 +83,19 @@ def test_known_sets_are_asked_and_scored_as_they_define_it(tmp_path: Path, run: 
     asked = (tmp_path / "pope-scores" / "answers.jsonl").read_text().splitlines()
     assert len(asked) == 2  # a question in both parts is asked once
 
-    coco = Folder(tmp_path / "coco", run)
-    captions = {"1.png": "a small purple triangle at the top", "2.jpg": "a big ship in the harbour"}
-    for number, name in enumerate(captions):
-        coco.copy((TRIANGLE, STAR)[number], f"val2017/{name}")
-    images = [{"id": number, "file_name": name} for number, name in enumerate(captions)]
-    notes = [{"image_id": number, "caption": text} for number, text in enumerate(captions.values())]
-    coco.write("annotations/captions_val2017.json", {"images": images, "annotations": notes})
-    report = coco.scores()
+    texts = "a small purple triangle at the top", "a big ship in the harbour"
+    rows = ({"picture": str(picture), "text": text} for picture, text in zip((TRIANGLE, STAR), texts, strict=True))
+    report = Folder(write_lines(tmp_path / "captions.jsonl", *rows), run).scores()
     assert report["task"] == "captions"
-    assert [one["outcome"]["answer"] == captions["1.png"] for one in report["worst"]] == [False, True]
+    assert [one["outcome"]["answer"] == texts[0] for one in report["worst"]] == [False, True]
     assert report["worst"][1]["score"] == pytest.approx(10.0)
     assert report["pictures"][0].startswith("data:image/jpeg;base64,")
-
-    science = Folder(tmp_path / "science", run)
-    science.copy(STAR, "images/test/1/image.png")
-    first = {"question": "What color is the star?", "choices": ["blue", "red"], "answer": 1, "image": "image.png"}
-    second = {"question": "Which is {it}?", "choices": ["a", "b", "c"], "answer": 0, "image": None}
-    problems = [{"hint": "", "split": "test", "subject": "a", **first}, {"split": "test", "subject": "b", **second}]
-    science.write("problems.json", {str(number): one for number, one in enumerate(problems, start=1)})
-    report = science.scores()
-    assert (report["num_examples"], value(report["parts"]["a"], "accuracy")) == (2, 1.0)
 
 
 @pytest.mark.slow
 def test_pictures_that_cannot_be_read_are_left_out_counted_and_named(classes: Folder, run: Run) -> None:
-    classes.write("star/2.jpg", "no picture")
-    classes.write("triangle/2.png", "")
+    (classes.path / "star" / "2.jpg").write_text("no picture")
+    (classes.path / "triangle" / "2.png").touch()
     question = ("--question", "What shape is the object?")
     report = classes.scores(*question, code=ExitCode.PICTURE_ERRORS)
     assert (report["num_examples"], value(report["figures"], "accuracy")) == (2, 1.0)
@@ -138,24 +127,6 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
     assert "note: 300 answers to examples that one of the two lacks are not compared" in err
     assert "| one right | 0 | 30 |" in out
     assert "| exact | 100.0% | 0.0% | -100.0% |" in out
-
-
-@pytest.mark.slow
-def test_other_words_of_a_question_are_compared_and_named(classes: Folder, tmp_path: Path, run: Run) -> None:
-    evaluate, one, other = (
-        ("eval", str(classes.path), "--reader", "thread"),
-        str(tmp_path / "one"),
-        str(tmp_path / "other"),
-    )
-    first, second = "What shape is the object?", "What colour is *it*?"
-    assert run(*evaluate, "--question", first, "--out", one).code == ExitCode.OK
-    ran = run(*evaluate, "--question", second, "--out", other, "--against", one)
-
-    assert ran.code == ExitCode.OK, ran.err
-    note = f"The questions differ: one was asked “{first}”, other was asked “{second}”."
-    assert note.replace("*", "\\*") in ran.out
-    assert json.loads((tmp_path / "other" / "scores.json").read_text())["comparison"]["note"] == note
-    assert "not compared" not in ran.err
 
 
 def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_split(tmp_path: Path) -> None:
@@ -279,6 +250,8 @@ def test_examples_of_a_picture_are_told_apart_by_their_answers_where_questions_d
         3,
         "The questions differ in 2 ways, such as: m was asked “Red?”, n was asked “Is it red?”.",
     )
+    one_way = "The questions differ: m was asked “Red?”, n was asked “Is it red?”."
+    assert compared(worded[:1], others[2:]) == (1, one_way)
     in_other_order = [asked("Blue?", "no"), replace(asked("Red?", "yes"), answer="no"), asked("Red?", "yes")]
     mcnemar = comparison([asked("Red?", "yes"), asked("Blue?", "no")], in_other_order).mcnemar
     assert (mcnemar.num_one_right, mcnemar.num_other_right, mcnemar.num_both_wrong) == (1, 0, 1), "the first of two"
@@ -322,7 +295,7 @@ def test_what_is_wrong_is_said_before_the_model_is_loaded(
     for name, flags in WRONG.items():
         ran = run("eval", "--model", "no-such-model", *flags, "--out", "out")
         assert ran.code == ExitCode.USAGE, ran.err
-        said[name] = ran.err.replace(str(sample_pictures()), "SAMPLES")
+        said[name] = ran.told.replace(str(sample_pictures()), "SAMPLES")
     assert said == snapshot
     assert not (tmp_path / "out").exists()
 
@@ -347,3 +320,53 @@ def test_outcomes_are_read_as_they_were_written_and_anything_else_is_refused_wit
         path.write_text(text)
         with pytest.raises(UsageError, match=f"line {line}"):
             read_outcomes(path)
+
+
+GREEDY = SamplingParams()
+
+
+@pytest.fixture(scope="module")
+def captioner() -> Iterator[Captioner]:
+    with Captioner.load() as captioner:
+        yield captioner
+
+
+def example(instruction: str | None, answer: str, *, name: str | None = "12-red-star.jpg") -> Example:
+    source = None if name is None else str(sample_pictures() / name)
+    return tables.example(answer, source=source, instruction=instruction, columns={"color": "red"})
+
+
+def test_choices_are_scored_and_other_answers_generated_in_the_order_of_the_examples(captioner: Captioner) -> None:
+    red = example("Is there a {color} star?", "yes")
+    chosen = dataclasses.replace(red, choices=("no", "yes"), task="choice")
+    other = example(None, "a small purple triangle at the top", name="03-purple-triangle.png")
+    caption = dataclasses.replace(other, task="caption")
+    text = dataclasses.replace(example("Say {x}", "x", name=None), choices=("x", "y"))
+    found = ask_examples(captioner, [chosen, caption, red, text], sampling=GREEDY)
+
+    assert [one.answer for one in found[:3]] == ["yes", "a small purple triangle at the top", "yes"]
+    assert [one.question for one in found] == [
+        *("Is there a red star?", captioner.info.default_prompt, "Is there a red star?"),
+        "Say {x}",  # no picture, so no variables
+    ]
+    direct = captioner.ask(str(chosen.item.source), "Is there a red star?", choices=["no", "yes"])
+    assert found[0].probabilities == pytest.approx(tuple(direct.choice.values()), rel=choice_limit())
+    assert found[0].choices == ("no", "yes")
+    assert found[2].probabilities is None
+    assert found[3].picture == ""
+    assert found[3].probabilities == pytest.approx(
+        tuple((captioner.generate_text("Say {x}", choices=["x", "y"])[0].choice or {}).values()), rel=choice_limit()
+    )
+
+
+def test_unreadable_pictures_are_left_out_and_what_the_model_cannot_answer_is_wrong(captioner: Captioner) -> None:
+    long = dataclasses.replace(example("Is it? " * 1000, "yes"), choices=("yes", "no"))
+    missing = example("Is it red?", "yes", name="missing.png")
+    found = ask_examples(captioner, [missing, long, example("What color is the star?", "red")], sampling=GREEDY)
+
+    assert [(one.answer, one.probabilities) for one in found] == [("", None), ("red", None)]
+
+
+def test_a_variable_that_an_example_lacks_is_an_error_before_anything_is_asked(captioner: Captioner) -> None:
+    with pytest.raises(TemplateError, match="size"):
+        ask_examples(captioner, [example("Is it {size}?", "yes")], sampling=GREEDY)

@@ -1,9 +1,10 @@
-"""The table of labels: rows are stored at once, the last one can be removed, and a later run goes on."""
+"""The table of labels: rows are stored at once, and a later run goes on. The most useful pictures come first."""
 
 import os
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llama_adapter.app.learning.evaluating.outcomes import question_of
@@ -14,6 +15,7 @@ from llama_adapter.app.learning.labelled.label_table import (
     picture_cell,
     picture_path,
 )
+from llama_adapter.app.learning.labelled.order import next_to_label
 from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.runtime.errors import UsageError
@@ -161,3 +163,29 @@ def test_a_picture_has_one_name_in_the_table(tmp_path: Path, monkeypatch: pytest
     for name in (" a.png", "a\n.png", "\udcff.png"):
         with pytest.raises(ValueError, match="rename it"):
             picture_cell(name, folder=tmp_path)
+
+
+LINE = np.array([[0, 0], [1, 0], [5, 0], [9, 0], [10, 0]], np.float32)
+
+
+def sure(*likeliest: float) -> np.ndarray:
+    """Probabilities of three choices; the second has the rest."""
+    return np.array([[one, 1 - one, 0] for one in likeliest], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "known", "expected"),
+    [
+        (sure(0.9, 0.6, 0.8, 0.7, 0.95), [], 1),  # the least certain
+        (sure(0.5, 0.6, 0.9, 0.9, 0.9), [(0, 0)], 1),  # of two uncertain ones; farther ones are certain
+        (sure(0.6, 0.9, 0.9, 0.9, 0.5), [(1, 0)], 4),
+        (sure(0.6, 0.9, 0.9, 0.9, 0.5), [(0, 3), (9, 0)], 0),  # the nearest known one counts
+        (sure(0.6, 0.9, 0.9, 0.9, 0.5), [(5, 0)], 4),  # at the same distance, the less certain one
+    ],
+)
+@pytest.mark.parametrize("offset", [0.0, 1e4])  # beside which distances are small
+def test_the_next_picture_is_uncertain_and_different(
+    probabilities: np.ndarray, known: list[tuple[int, int]], expected: int, offset: float
+) -> None:
+    others = np.array(known, np.float32).reshape(-1, 2) + np.float32(offset)
+    assert next_to_label(probabilities, LINE + np.float32(offset), others) == expected

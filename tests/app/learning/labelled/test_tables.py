@@ -53,9 +53,8 @@ def test_choices_make_a_choice_and_other_columns_are_kept(tmp_path: Path) -> Non
     row = {"picture": "a.png", "question": "Red?", "answer": "YES", "choices": "yes,no", "part": "hard", "split": "Val"}
     example = only(tmp_path, row)
 
-    assert (example.task, example.answers, example.choices) == ("choice", ("yes",), ("yes", "no")), (
-        "as choices are spelt"
-    )
+    spelt = ("yes", "no")
+    assert (example.task, example.answers, example.choices) == ("choice", spelt[:1], spelt)
     assert example.question.choices is None
     assert (example.part, example.split, example.line) == ("hard", "validation", 1)
     assert only(tmp_path, row, choices=("never", "yes")).choices == ("never", "yes"), "those of the command win"
@@ -99,6 +98,9 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
     assert len(read(tmp_path, *rows, question="Is there an animal?").problems) == 1
 
 
+NO_JSON = "its cell `captions` begins like a JSON list, but is not valid JSON"
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -113,14 +115,8 @@ def test_columns_are_for_templates_and_tell_questions_apart(tmp_path: Path) -> N
         ({"answer": "yes"}, "it has neither a picture nor a question"),
         ({"image": "A" * 4097, "answer": "a"}, "its cell `image` holds a picture as text"),
         ({"image": "data:image/png;base64,iVBORw0", "answer": "a"}, "its cell `image` holds a picture as text"),
-        (
-            {"image": "a.png", "captions": "['a', 'b']"},
-            "its cell `captions` begins like a JSON list, but is not valid JSON",
-        ),
-        (
-            {"image": "a.png", "captions": '["a", "b'},
-            "its cell `captions` begins like a JSON list, but is not valid JSON",
-        ),
+        ({"image": "a.png", "captions": "['a', 'b']"}, NO_JSON),
+        ({"image": "a.png", "captions": '["a", "b'}, NO_JSON),
     ],
 )
 def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
@@ -132,14 +128,7 @@ def test_a_malformed_row_is_a_problem_with_its_line(tmp_path: Path, row: dict[st
 
 
 @pytest.mark.parametrize(
-    "cells",
-    [
-        {},
-        {"answer": " "},
-        {"answer": "", "text": "A star."},
-        {"answers": ["", None]},
-        {"answer": float("nan")},
-    ],
+    "cells", [{}, {"answer": " "}, {"answer": "", "text": "A star."}, {"answers": ["", None]}, {"answer": float("nan")}]
 )
 def test_rows_without_an_answer_are_left_out_with_their_number(tmp_path: Path, cells: dict[str, Any]) -> None:
     found = read(tmp_path, {"picture": "b.png", "answer": "red"}, {"picture": "a.png", **cells})
@@ -196,9 +185,8 @@ def test_more_labels_or_choices_than_can_be_compared_are_refused(tmp_path: Path)
     most = read_examples(str(write_lines(tmp_path / "b.jsonl", *labels[1:])), digests=False)
     assert {len(one.choices or ()) for one in most.examples} == {MAX_CHOICES}
     choices = [str(number) for number in range(MAX_CHOICES + 1)]
-    (refused,) = read_examples(
-        str(write_lines(tmp_path / "c.jsonl", {"question": "?", "answer": "1", "choices": choices}))
-    ).problems
+    row = {"question": "?", "answer": "1", "choices": choices}
+    (refused,) = read_examples(str(write_lines(tmp_path / "c.jsonl", row))).problems
     assert "2,001 choices" in refused.reason
 
 

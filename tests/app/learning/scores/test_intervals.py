@@ -1,4 +1,4 @@
-"""Bootstrap intervals are seeded, drawn by picture, and as wide as theory predicts.
+"""Bootstrap intervals are seeded, drawn by picture, and as wide as theory predicts; two models on the same examples.
 
 Binomial tails and exact intervals equal the sums of their definition and published tables.
 """
@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_adapter.app.learning.scores.compare import compare, mcnemar_p
 from llama_adapter.app.learning.scores.intervals import Draws, Figure, at_most, exact_interval, figures, means
-from llama_adapter.app.learning.scores.outcome import Ints, picture_groups, task_of
+from llama_adapter.app.learning.scores.outcome import Ints, Outcome, picture_groups, task_of
+from llama_adapter.app.learning.scores.scoring import score
 from llama_adapter.runtime.errors import UsageError
 from tests.app.learning.scores.outcomes import outcome
 
@@ -45,12 +47,8 @@ def test_questions_of_one_picture_are_drawn_together() -> None:
     assert by_picture.count == 800
 
 
-def test_the_seed_decides_the_interval() -> None:
-    assert one_figure(RIGHT, seed=1) == one_figure(RIGHT, seed=1)
-    assert one_figure(RIGHT, seed=1) != one_figure(RIGHT, seed=2)
-
-
-def test_one_picture_and_no_draws_have_no_interval() -> None:
+def test_the_seed_decides_the_interval_and_one_picture_or_no_draws_have_none() -> None:
+    assert one_figure(RIGHT, seed=1) == one_figure(RIGHT, seed=1) != one_figure(RIGHT, seed=2)
     assert one_figure(RIGHT, np.zeros(200, dtype=np.int64)) == Figure(value=float(RIGHT.mean()), count=200)
     assert one_figure(RIGHT, count=0).low is None
 
@@ -107,3 +105,71 @@ def test_tails_of_many_trials_do_not_overflow() -> None:
 )
 def test_intervals_are_those_of_clopper_and_pearson(num_right: int, count: int, low: float, high: float) -> None:
     assert exact_interval(num_right, count) == pytest.approx((low, high), abs=1e-4)
+
+
+RANDOM = np.random.default_rng(8)
+ONE = RANDOM.random(120) < 0.6
+OTHER = np.where(RANDOM.random(120) < 0.8, ONE, RANDOM.random(120) < 0.9)
+
+
+def answered(is_right: np.ndarray) -> list[Outcome]:
+    asked = {"question": "Is there a dog?", "choices": ("yes", "no")}
+    answers = ("yes" if right else "no" for right in is_right)
+    return [outcome(answer, "yes", picture=f"{index}.png", **asked) for index, answer in enumerate(answers)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "p_value"),  # from scipy.stats.binomtest
+    [
+        (0, 0, 1.0),
+        (1, 0, 1.0),
+        (7, 7, 1.0),
+        (3, 9, 0.14599609375),
+        (10, 2, 0.03857421875),
+        (40, 61, 0.046044066929342785),
+        (4900, 5100, 0.04658552770494645),
+    ],
+)
+def test_mcnemars_p_value_is_that_of_the_binomial_test(one: int, other: int, p_value: float) -> None:
+    assert mcnemar_p(one, other) == pytest.approx(p_value, rel=1e-9)
+
+
+def test_examples_are_counted_by_who_answers_them_right() -> None:
+    found = compare(answered(ONE), answered(OTHER)).mcnemar
+
+    assert found.num_both_right == (ONE & OTHER).sum()
+    assert found.num_one_right == (ONE & ~OTHER).sum()
+    assert found.num_other_right == (OTHER & ~ONE).sum()
+    assert found.num_both_wrong == (~ONE & ~OTHER).sum()
+    assert found.p_value == mcnemar_p(found.num_one_right, found.num_other_right)
+
+
+def test_a_difference_has_a_narrower_interval_than_its_two_figures_would_give() -> None:
+    found = compare(answered(ONE), answered(OTHER), draws=Draws(count=2000))
+    difference = found.differences["accuracy"]
+    apart = [score(answered(side), draws=Draws(count=2000)).figures["accuracy"] for side in (ONE, OTHER)]
+
+    assert found.values["accuracy"] == (ONE.mean(), OTHER.mean())
+    assert difference.value == pytest.approx(OTHER.mean() - ONE.mean())
+    changes = OTHER.astype(float) - ONE
+    assert difference.high - difference.low == pytest.approx(2 * 1.96 * changes.std() / np.sqrt(120), rel=0.1)
+    assert difference.high - difference.low < sum((one.high or 0) - (one.low or 0) for one in apart)
+
+
+def test_captions_have_differences_and_no_mcnemar() -> None:
+    right = ("a small dog runs home", "two red cars on grass", "a man sits by the sea")
+    one, other = (
+        [outcome(answer, text, picture=text) for text, answer in zip(right, given, strict=True)]
+        for given in (("a dog", "red cars", "a man"), right)
+    )
+    found = compare(one, other)
+
+    assert found.mcnemar is None
+    assert found.values["BLEU-4"] == (0.0, pytest.approx(1.0))
+    assert found.differences["CIDEr-D"].value == pytest.approx(10 - score(one).figures["CIDEr-D"].value)
+
+
+@pytest.mark.parametrize("others", [answered(OTHER)[::-1], answered(OTHER)[:-1]])
+def test_other_examples_are_refused(others: list[Outcome]) -> None:
+    with pytest.raises(ValueError, match="same examples in the same order"):
+        compare(answered(ONE), others)

@@ -50,12 +50,9 @@ def encode(pixels_BHWC: torch.Tensor) -> torch.Tensor:
 
 
 def test_pictures_are_encoded_once_for_all_runs_and_bad_ones_are_named(tmp_path: Path) -> None:
-    unreadable = encode_pictures(
-        open_cache(tmp_path),
-        {digest: PictureInput(source=str(number), label=f"{number}.png") for number, digest in enumerate(DIGESTS)},
-        reader=Pictures(),
-        encode=encode,
-    )
+    items = (PictureInput(source=str(number), label=f"{number}.png") for number in range(len(DIGESTS)))
+    inputs = dict(zip(DIGESTS, items, strict=True))
+    unreadable = encode_pictures(open_cache(tmp_path), inputs, reader=Pictures(), encode=encode)
     other = open_cache(tmp_path)
 
     assert [(one.label, one.reason) for one in unreadable] == [("3.png", "it is cut off")]

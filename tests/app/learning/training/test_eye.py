@@ -79,28 +79,26 @@ class Trained(NamedTuple):
     eye: Eye
     views: Views
     counts: dict[str, int]  # of what is trained, before it was
+    told: list[str]  # to the progress
 
 
 @pytest.fixture(scope="module")
 def trained(job: TrainJob, data: TrainingData) -> Trained:
     model, found = opened(job, data)
-    counts = model.counts()
-    assert train(found)
-    return Trained(model, found, found.finished(data), counts)
+    counts, told = model.counts(), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainProgress, "step", lambda self, done, **values: told.append(str(done)))
+        patch.setattr(TrainProgress, "begin_stage", lambda self: told.append("stage"))
+        assert train(found)
+    return Trained(model, found, found.finished(data), counts, told)
 
 
 def train(found: Eye, *, asked: Callable[[], bool] = lambda: False) -> bool:
     return found.train(TrainProgress(visible=False, num_steps=found.num_steps, every=None), is_asked_to_end=asked)
 
 
-def test_the_time_left_is_estimated_again_with_the_visual_blocks(
-    job: TrainJob, data: TrainingData, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(TrainProgress, "step", lambda self, done, **values: told.append(str(done)))
-    monkeypatch.setattr(TrainProgress, "begin_stage", lambda self: told.append("stage"))
-    assert train(opened(job, data)[1])
-    assert told == ["1", "2", "3", "stage", "4", "5", "6"]
+def test_the_time_left_is_estimated_again_with_the_visual_blocks(trained: Trained) -> None:
+    assert trained.told == ["1", "2", "3", "stage", "4", "5", "6"]
 
 
 def weights(model: TrainableModel) -> dict[str, Tensor]:
@@ -142,7 +140,7 @@ def test_only_the_embedded_tower_starts_from_another(job: TrainJob, data: Traini
 def test_a_trained_tower_computes_the_same_at_both_sizes_and_is_written_with_openais_names(
     trained: Trained, data: TrainingData
 ) -> None:
-    model, found, views, counts = trained
+    model, found, views, counts, _ = trained
     with torch.no_grad():
         whole_BTC = model.vision.features(Pictures().of(data.train))
         half_BTC = found._features(found._pixels(data.train))

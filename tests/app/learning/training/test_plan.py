@@ -38,17 +38,9 @@ def counted(sets: tuple[ParameterSet, ...], *, checkpointing: bool) -> tuple[Met
     with MetaCounter(frozen_weights(model.decoder)) as counter:
         loss, _ = model(tokens_BS, labels_BS, encoded)
         loss.backward()
-    shapes = Shapes(
-        decoder=model.decoder_config,
-        vision=model.vision_config,
-        kinds=choice.kinds,
-        lora_rank=choice.lora_rank,
-        dtype=torch.float32,
-        rows=ROWS,
-        tokens=TOKENS,
-        labels=LABELS,
-        checkpointing=checkpointing,
-    )
+    of_model = {"decoder": model.decoder_config, "vision": model.vision_config, "dtype": torch.float32}
+    of_step = {"rows": ROWS, "tokens": TOKENS, "labels": LABELS, "checkpointing": checkpointing}
+    shapes = Shapes(kinds=choice.kinds, lora_rank=choice.lora_rank, **of_model, **of_step)
     trained = sum(one.nbytes for one in model.trained().values())
     return counter, shapes, sum(one.nbytes for one in model.parameters()) - trained, trained
 

@@ -1,8 +1,9 @@
-"""Results of a run: a card shows text of users as text, curves are drawn of any log or a note says what is missing."""
+"""Results of a run: the score and its name, a card that shows text of users as text, curves of any log."""
 
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from llama_adapter.app.learning.scores.outcome import Outcome
+from llama_adapter.app.learning.scores.intervals import Draws
+from llama_adapter.app.learning.scores.outcome import Outcome, Task
 from llama_adapter.app.learning.scores.scoring import Scores, score
 from llama_adapter.app.learning.training.checkpoint import LoopState
 from llama_adapter.app.learning.training.job import TrainJob
@@ -18,9 +20,11 @@ from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.results import CARD, DATA, draw, require_same_run, write_card
 from llama_adapter.app.learning.training.run_log import draw_curves
+from llama_adapter.app.learning.training.scoring import headline, shown_test
 from llama_adapter.app.learning.training.yardstick import Yardstick, measure_answers
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
+from tests.app.learning.scores.outcomes import outcome
 from tests.app.learning.training.pets import draw_pets, job_of, prepared
 from tests.markdown import NASTY, elements_of
 
@@ -30,19 +34,9 @@ def card_of(
 ) -> str:
     """The card of a run; `name` stands for the model and for texts."""
     model = SimpleNamespace(sources=SimpleNamespace(name=name), dtype=torch.float32, counts=dict)
-    write_card(
-        job,
-        model,
-        data,
-        ended=Ended(state=LoopState(), why=name),
-        unreadable=(),
-        scores=scores,
-        unscored="",
-        memory=name,
-        yardstick=yardstick,
-        verdict=name,
-        bundle=None,
-    )
+    ended, nothing = Ended(state=LoopState(), why=name), {"unreadable": (), "unscored": "", "bundle": None}
+    measured = {"scores": scores, "memory": name, "yardstick": yardstick, "verdict": name}
+    write_card(job, model, data, ended=ended, **measured, **nothing)
     return (job.folder / CARD).read_text()
 
 
@@ -181,3 +175,52 @@ def test_without_matplotlib_a_note_says_how_to_install_it(
     said = capsys.readouterr().err
     assert said.startswith("note: `curves.png` is not drawn, because matplotlib is not installed. Install it:\n")
     assert "[train]'" in said
+
+
+CHOICES = [outcome("a", right, choices=("a", "b")) for right in "ab"]
+OPEN = [outcome("The dog.", "dog"), outcome("cat", "dog"), outcome("cat", "dog")]
+SAME = "a red star at the left"
+CAPTIONS = [outcome(SAME, SAME), outcome(SAME, SAME)]  # words of all examples have the weight 0
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "score", "name"),
+    [
+        ({}, 0.0, "score"),
+        ({"choices": CHOICES}, 0.5, "accuracy"),
+        ({"open": OPEN}, 1 / 3, "right answers"),
+        ({"captions": CAPTIONS}, 0.0, "CIDEr-D"),
+        ({"choices": CHOICES, "open": OPEN}, 0.4, "mean of accuracy and right answers"),
+    ],
+)
+def test_the_score_is_the_mean_over_examples_and_has_a_name(
+    outcomes: dict[Task, list[Outcome]], score: float, name: str
+) -> None:
+    assert headline(outcomes) == (pytest.approx(score), name)
+
+
+BALANCED = "examples; balanced accuracy"
+
+
+def common_and_rare(num_common: int, *, rare: int = 1, answer: str = "a") -> list[Outcome]:
+    """Right answers about a common class, and the `answer` to each question about the rare class `b`."""
+    labels = [("a", "a")] * num_common + [(answer, "b")] * rare
+    return [outcome(given, right, picture=f"{i}", choices=("a", "b")) for i, (given, right) in enumerate(labels)]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "end"),
+    [
+        (common_and_rare(20), f"0.952 of 21 {BALANCED} 0.500, as classes have 1 to 20 examples"),
+        (common_and_rare(7, rare=2, answer="b"), f"1.000 of 9 {BALANCED} 1.000, as classes have 2 to 7 examples"),
+        (common_and_rare(6, rare=2), "accuracy 0.750 of 8 examples"),
+        (common_and_rare(4, rare=0), "1.000 of 4 examples; it says nothing about b, without examples in the test"),
+        (
+            [replace(one, choices=(*"abcd",)) for one in common_and_rare(20)],
+            "as classes have 1 to 20 examples; it says nothing about 2 of 4 classes, without examples in the test",
+        ),
+        (OPEN, "test: normalised 0.333 of 3 examples"),
+    ],
+)
+def test_classes_of_unequal_sizes_have_their_balanced_accuracy_beside(outcomes: list[Outcome], end: str) -> None:
+    assert shown_test(score(outcomes, draws=Draws(count=0))).endswith(end)

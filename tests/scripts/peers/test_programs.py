@@ -1,8 +1,15 @@
-"""The other programs' weights are ours under other names. They and the reference's loop give our engine's answers."""
+"""Other programs: their weights are ours under other names, and with these they give our engine's answers.
+
+vLLM's engine is made up: it has the calls of the real one, and its rows count their tokens.
+"""
 
 import dataclasses
 import importlib
+import json
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -17,12 +24,16 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
+from scripts.peers.child import answer
 from scripts.peers.files import gguf_tensors, write_gguf
 from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
+from scripts.peers.packages import MissingPackage
 from scripts.peers.reference import ReferenceLoop
-from scripts.peers.sizes import prompt_ids
+from scripts.peers.sizes import NUM_ANSWER_TOKENS, NUM_SIGHT_PICTURES, prompt_ids
+from scripts.peers.table import Task, chosen_engines
+from scripts.peers.vllm import Vllm
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
 from tests.bounds import Float64, difference, spread
 from tests.llm.toys import drain, open_runner
@@ -164,3 +175,107 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
 
     # Like the reference, the loop ends with its longest row, so rows with shorter prompts get more tokens.
     assert [row[:NUM_NEW_TOKENS] for row in rows] == ours
+
+
+OURS, HUGGING_FACE = (chosen_engines([name], "sight")[0] for name in ("ours-float32", "hf-float32"))
+
+
+def test_both_programs_give_the_same_ids_or_the_second_fails(tmp_path: Path) -> None:
+    rungs = (("sight", NUM_SIGHT_PICTURES),)
+    task = Task(engine=OURS, size="sight-tiny", work=str(tmp_path), threads=1, rungs=rungs, num_rows=NUM_SIGHT_PICTURES)
+
+    for engine in (OURS, HUGGING_FACE):
+        reply = answer(replace(task, engine=engine))
+        assert reply.problem == "", reply.reason
+        parts = ["sight", "sight-encoder", "sight-prefill", "sight-decode"]
+        assert [figure.part for figure in reply.figures] == parts
+        assert all(figure.rate > 0 for figure in reply.figures)
+
+    file = tmp_path / "sight-tiny" / "ids-float32.json"
+    ids = json.loads(file.read_text())
+    assert [len(one) for one in ids] == [NUM_ANSWER_TOKENS] * NUM_SIGHT_PICTURES
+    assert len(set(map(tuple, ids))) == NUM_SIGHT_PICTURES  # the pictures or the questions matter
+    file.write_text(json.dumps(ids[::-1]))
+    assert "differ" in answer(replace(task, engine=HUGGING_FACE)).reason
+
+
+class MadeUpEngine:
+    """Each step gives every row a token, ten times its number of tokens plus its prompt's first one.
+
+    With `is_late`, the outputs of a step are those of the step before.
+    """
+
+    def __init__(self, *, is_late: bool) -> None:
+        self._is_late, self.running, self.seen = is_late, dict[str, list[int]](), set[str]()
+        self._unread: list[Any] = []
+        self.num_steps = 0
+
+    def add_request(self, name: str, prompt: dict[str, list[int]], sampling: Any) -> None:
+        assert name not in self.seen
+        self.seen.add(name)
+        self.running[name] = [prompt["prompt_token_ids"][0]]
+        assert (sampling.temperature, sampling.ignore_eos, sampling.detokenize) == (0.0, True, False)
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.running[name]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running)
+
+    def step(self) -> list[Any]:
+        self.num_steps += 1
+        for tokens in self.running.values():
+            tokens.append(10 * len(tokens) + tokens[0])
+        made = [
+            SimpleNamespace(request_id=name, outputs=[SimpleNamespace(token_ids=tokens[1:])])
+            for name, tokens in self.running.items()
+        ]
+        told, self._unread = (self._unread, made) if self._is_late else (made, [])
+        return told
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "a step late"])
+def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Vllm, MadeUpEngine]:
+    engine, options = MadeUpEngine(is_late=request.param), dict[str, Any]()
+
+    def opened(**given: Any) -> Any:
+        options.update(given)
+        return SimpleNamespace(llm_engine=engine)
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=opened, SamplingParams=SimpleNamespace))
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    ours = Vllm(Path("folder"), num_rows=64, dtype="bfloat16")
+    assert options["model"] == "folder"
+    switches = [options[name] for name in ("load_format", "skip_tokenizer_init", "enable_prefix_caching")]
+    assert switches == ["dummy", True, False]
+    assert options["max_num_batched_tokens"] >= 64 * 55
+    return ours, engine
+
+
+def test_rows_go_on_by_a_token_each_step(vllm: tuple[Vllm, MadeUpEngine]) -> None:
+    ours, engine = vllm
+
+    assert ours.prefill([[7, 1], [8, 1]]) == [17, 18]
+    assert ours.step([0, 0], 2) == [27, 28]
+    assert ours.step([0, 0], 3) == [37, 38]
+    assert ours.prefill([[4, 1]]) == [14]
+    ours.spread(3)
+    assert ours.step([0] * 3, 2) == [24] * 3
+    assert len(engine.running) == 3
+
+
+def test_rows_that_have_ended_are_an_error(vllm: tuple[Vllm, MadeUpEngine]) -> None:
+    ours, engine = vllm
+    ours.prefill([[7, 1]])
+    engine.running.clear()
+
+    with pytest.raises(RuntimeError, match="ended all rows before token 2"):
+        ours.step([0], 2)
+
+
+def test_without_the_package_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+
+    with pytest.raises(MissingPackage, match=r"vllm cannot be imported .*: install a vllm for this torch"):
+        Vllm(Path("folder"), num_rows=1, dtype="bfloat16")
