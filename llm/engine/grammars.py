@@ -39,6 +39,7 @@ _OPENING = frozenset(
 )
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _PLACE = re.compile(r"^(at \d+\(\d+\): |error: )")
+_LOOKS = re.compile(r"(look-around, .*|backreferences are) not supported$|.*: lookarounds not supported yet; [A-Z]")
 _KEYWORD = re.compile(r'"(\$?[A-Za-z]{1,40})"')
 
 
@@ -216,6 +217,6 @@ def _refusal(what: str, reason: str) -> GrammarError:
         return GrammarError(f"{what} uses {', '.join(f'`{name}`' for name in names)}, which is not supported")
     lines = reason.splitlines() or [""]
     shown = _PLACE.sub("", next((line for line in lines if line.startswith("error: ")), lines[0]))
-    if re.search("look-?around|backreference", shown):
-        return GrammarError(rf"{what} has look-around, \b or a back-reference, which is not supported")
-    return GrammarError(f"{what} is invalid, or too complex to follow", hint=shown[:300])
+    looks = r"has look-around, \b, ^ or $ inside, or a back-reference, which is not supported"
+    problem = looks if _LOOKS.match(shown) else "is invalid, or too complex to follow"
+    return GrammarError(f"{what} {problem}", hint=shown[:300])

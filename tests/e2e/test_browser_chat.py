@@ -311,13 +311,6 @@ def test_a_reload_during_an_answer_asks_the_question_again(visit: Visit, open_pa
     visit.page.goto(f"{visit.served.url}/robots.txt")
     visit.page.go_back()
     expect(last_answer(visit)).to_have_text(CAPTION)
-    with visit.page.expect_popup() as opened:  # it has a copy of what the tab stores, as a duplicated tab
-        visit.page.evaluate("void window.open(location.href)")
-    expect(opened.value.locator("#chat-log .la-text")).to_have_text(CAPTION)
-    opened.value.get_by_role("button", name="Clear").click()
-    expect(opened.value.locator("#chat-log .la-turn")).to_have_count(0)
-    visit.reload()
-    expect_turns(visit, 1)
 
 
 def test_a_picture_is_pasted(visit: Visit) -> None:

@@ -301,9 +301,9 @@ def _schema_of(wanted: Format | None, place: str) -> tuple[str, Any] | None:
 def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool, num_answers: int) -> tuple[Property, ...]:
     """The values that are asked as separate questions; none if the form guides the whole answer instead.
 
-    Adapters know questions about a picture. Several other questions are asked if they differ, if those for texts have a
-    description, and a picture, and if they are not too many for one request. Without the package that guides answers,
-    all are asked. Raises ApiError for a schema that needs this package.
+    They are asked if they are not too many for one request. Adapters know questions about a picture. Several other
+    questions must differ, and those for texts must have a description, and a picture. Without the package that guides
+    answers, all are asked. Raises ApiError for a schema that needs this package.
     """
     schema = form.value
     with suppress(TypeError, ValueError, RecursionError):  # vLLM takes a schema as text too
@@ -316,11 +316,8 @@ def _properties(form: AnswerForm, info: ModelInfo, *, has_picture: bool, num_ans
         if find_spec("llguidance") is None:
             raise
         return ()
-    is_asked = (
-        (has_picture and info.picture_format is None)
-        or len(found) == 1
-        or (_are_clear(found, has_picture=has_picture) and num_answers * len(found) <= MAX_QUESTIONS)
-    )
+    is_clear = (has_picture and info.picture_format is None) or _are_clear(found, has_picture=has_picture)
+    is_asked = len(found) == 1 or (is_clear and num_answers * len(found) <= MAX_QUESTIONS)
     return found if is_asked or find_spec("llguidance") is None else ()
 
 

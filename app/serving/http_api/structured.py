@@ -52,12 +52,10 @@ def read_schema(schema: Mapping[str, Any], *, place: str) -> tuple[Property, ...
     `place` is the place of the schema in the request.
     """
     whole = _plain(schema, root=schema)
-    if not isinstance(whole, dict) or ("properties" not in whole and whole.get("type") != "object"):
+    if whole.get("type", "object" if "properties" in whole else None) != "object":
         return (_property(None, whole, place=place),)
     _check_keywords(whole, _OBJECT, place=place)
     properties, required = whole.get("properties"), whole.get("required", [])
-    if whole.get("type", "object") != "object":
-        raise _unsupported(place)
     if not isinstance(properties, dict) or not 1 <= len(properties) <= MAX_PROPERTIES:
         raise _unsupported(f"{place}.properties", f"an object has 1 to {MAX_PROPERTIES} properties")
     if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
@@ -90,24 +88,33 @@ def combined(properties: Sequence[Property], answers: Sequence[Answer]) -> Answe
 
 
 def _plain(schema: Any, *, root: Mapping[str, Any]) -> Any:
-    """A schema with the part of `root` that it refers to, and without null, which is no answer to a question.
-
-    None if the reference leads nowhere.
-    """
+    """A schema joined with its only part, or the part of `root` that it refers to; without null, which is no answer."""
+    for _ in range(2):  # levels
+        match schema:
+            case (
+                {"anyOf": [part] | [part, {"type": "null"}] | [{"type": "null"}, part], **others}
+                | {"oneOf": [part] | [part, {"type": "null"}] | [{"type": "null"}, part], **others}
+                | {"allOf": [part], **others}
+            ):
+                schema = _joined(part, others) or schema
+            case {"$ref": str(reference), **others}:
+                found: Any = {"#": root}
+                for name in reference.split("/"):
+                    found = found.get(name) if isinstance(found, dict) else None
+                schema = _joined(found, others) or schema
     match schema:
-        case {"anyOf": [*parts], **others} | {"oneOf": [*parts], **others} | {"allOf": [*parts], **others}:
-            match [part for part in parts if part != {"type": "null"}]:
-                case [dict(only)]:
-                    return _plain({**only, **others}, root=root)
-        case {"$ref": str(reference), **others}:
-            start, *names = reference.split("/")
-            found: Any = root if start == "#" else None
-            for name in names:
-                found = found.get(name) if isinstance(found, dict) else None
-            return _plain({**found, **others}, root={}) if isinstance(found, dict) else None
         case {"type": [str(kind), "null"] | ["null", str(kind)]}:
             return {**schema, "type": kind}
     return schema
+
+
+def _joined(part: Any, others: dict[Any, Any]) -> dict[str, Any] | None:
+    """Both schemas as one; None if both constrain the same thing, unless by one text, or if `part` is no object."""
+    members, binding = {"properties", "additionalProperties"}, others.keys() - _NOTES
+    if not isinstance(part, dict) or (members & part.keys() and members & binding):
+        return None  # one of these keywords is about the other beside it
+    is_apart = all(isinstance(part[key], str) and part[key] == others[key] for key in part.keys() & binding)
+    return {**part, **others} if is_apart else None
 
 
 def _property(name: str | None, schema: Any, *, place: str) -> Property:

@@ -51,7 +51,7 @@ class ServiceLimits:
 
     @property
     def max_side_bytes(self) -> int:
-        """Limit for waiting slow pictures, and for pictures of the page that wait: a quarter of `max_waiting_bytes`."""
+        """Limit for waiting slow pictures, and for pictures of the page: a quarter of `max_waiting_bytes` each."""
         return self.max_waiting_bytes // 4
 
     def __post_init__(self) -> None:

@@ -34,17 +34,15 @@ from llama_adapter.app.serving.web.widgets import (
 from llama_adapter.vision.errors import PictureError
 
 TAB: Final = "chat"
-MAX_KEPT: Final = 256  # opened pages whose chat a reload continues; the oldest is deleted
+MAX_KEPT: Final = 256  # chats that survive a reload of the page; the oldest is deleted
 MAX_FILES: Final = 8  # files of one choice, until one of them is a picture
 _ALONE: Final = "Each question stands alone: the model does not see the earlier ones."
 _TOGETHER: Final = "The model sees the earlier questions and answers of this chat too."
 _WITHOUT: Final = "Without a picture"
-# A new random key, and those of the last times that this tab, or the one that it duplicates, opened the page.
-_KEYS: Final = """(_, session) => {
+# A random key of the browser's tab, which a reload and going back keep.
+_TOKEN: Final = """(_, session) => {
     try {
-        const key = crypto.getRandomValues(new Uint32Array(4)).join('-');
-        const keys = [key, ...(sessionStorage.llamaAdapterChat ?? '').split(' ', 2)].join(' ');
-        return [sessionStorage.llamaAdapterChat = keys, session];
+        return [sessionStorage.llamaAdapterChat ??= crypto.getRandomValues(new Uint32Array(4)).join('-'), session];
     } catch {
         return [null, session]; // the browser stores nothing
     }
@@ -130,7 +128,7 @@ def build_chat(
     starters.click(events.ask_suggested, asked, answered, **many)
     log.click(events.retry_or_clear, asked, answered, **many)
     stop.click(events.stop, **DIRECT)
-    page.load(events.restore, [kept, session], [without, *chosen], js=_KEYS, **DIRECT)
+    page.load(events.restore, [kept, session], [without, *chosen], js=_TOKEN, **DIRECT)
 
 
 class ChatEvents:
@@ -141,20 +139,16 @@ class ChatEvents:
 
     def __init__(self, service: Service, *, samples: Sequence[Path], runs: Runs, sees_pictures: bool = True) -> None:
         self._service, self._samples, self._runs, self._sees_pictures = service, samples, runs, sees_pictures
-        self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by key, a secret of one browser
+        self._kept: OrderedDict[str, ChatSession] = OrderedDict()  # by token, a secret of one browser
 
     # Outputs: session, picture, log, suggestions, Ask, Stop, notice
 
-    def restore(self, stored: Any, session: ChatSession) -> list[Any]:
-        """A page was opened or reloaded: continues the chat that its tab of the browser had before.
-
-        `stored` has the page's key, then earlier ones: a page may have closed before its chat was kept.
-        """
-        keys = stored.split()[:3] if isinstance(stored, str) else []
-        if not keys or not 16 <= len(keys[0]) <= 100:
+    def restore(self, token: Any, session: ChatSession) -> list[Any]:
+        """A page was opened or reloaded: continues the chat that its tab of the browser had before."""
+        if not isinstance(token, str) or not 16 <= len(token) <= 100:
             return [gr.skip()] * 8
-        before = next((self._kept[key] for key in keys[1:] if key in self._kept), None)
-        self._kept[keys[0]] = session
+        before = self._kept.pop(token, None)
+        self._kept[token] = session
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):

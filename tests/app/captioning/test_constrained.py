@@ -178,10 +178,16 @@ UNNAMED, NUMBERED = ({"properties": {}, "required": required} for required in ([
         ({"json_schema": '{"a": ' + "[" * 700 + "]" * 700 + "}"}, "The JSON schema is nested too deeply"),
         ({"json_schema": {"properties": {f"p{i}": {} for i in range(4000)}}}, "The JSON schema is invalid, or too"),
         ({"regex": "(secret"}, "The regular expression is invalid, or too complex"),
-        ({"regex": "(?=a)"}, r"The regular expression has look-around, \b or a back-reference, which is not supported"),
+        (
+            {"regex": "(?=a)"},
+            r"The regular expression has look-around, \b, ^ or $ inside, or a back-reference, which is not",
+        ),
         ({"regex": r"\bred\b"}, "The regular expression has look-around"),
+        ({"regex": "(?m)^a"}, "The regular expression has look-around"),
+        ({"json_schema": {"type": "string", "pattern": "a$b"}}, "The JSON schema has look-around"),
         ({"json_schema": {"type": "string", "pattern": r"^(?!^[-+.]*$)[0-9]*$"}}, "The JSON schema has look-around"),
         ({"json_schema": {"type": "string", "pattern": r"(a)\1"}}, "The JSON schema has look-around"),
+        ({"json_schema": {"$ref": "#/$defs/look-around"}}, "The JSON schema is invalid, or too complex"),
         ({"regex": "a" * 70_000}, "has 70,000 characters, the limit is 65,536"),
     ],
 )

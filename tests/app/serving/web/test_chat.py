@@ -23,7 +23,7 @@ from tests.app.serving.http_api.live import StubService, answer
 
 STAR = sample_pictures() / "12-red-star.jpg"
 REQUEST: Any = SimpleNamespace(session_hash="page")
-TOKEN = "1-2-3-4-a-secret-key"
+TOKEN = "1-2-3-4-a secret key"
 SETTINGS = (16, 0, 0.9, 0, "")
 
 
@@ -123,18 +123,22 @@ def test_a_reload_keeps_questions_without_a_picture_and_the_setting(service: Stu
     events.switch(session, True)
     ask(events, session, without=True)
 
-    restored = events.restore(f"{'b' * 16} {TOKEN}", later)
+    restored = events.restore(TOKEN, later)
 
     assert (restored[0], later.turns, later.picture) == (True, session.turns, None)
     assert "data-is-pressed" not in restored[3], "a whole answer is not asked for again"
     assert not ChatSession().resume(ChatSession())
-    later.clear()  # in a duplicated tab; a reload of the first one, also of a page that was not kept, has its own chat
-    for stored in (f"{'c' * 16} {TOKEN}", f"{'d' * 16} {'e' * 16} {TOKEN}"):
-        events.restore(stored, again := ChatSession())
-        assert again.turns == session.turns
 
 
-@pytest.mark.parametrize("token", [None, "", " ", "short", 7, {}, "x" * 101])
+def test_the_oldest_chat_is_dropped(service: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.app.serving.web.chat.MAX_KEPT", 2)
+    events = events_of(service)
+    for key in "abac":  # a reload makes a chat the newest
+        events.restore(key * 16, ChatSession())
+    assert list(events._kept) == ["a" * 16, "c" * 16]
+
+
+@pytest.mark.parametrize("token", [None, "", "short", 7, {}, "x" * 101])
 def test_a_page_without_a_secret_key_is_not_kept(service: Stub, token: Any) -> None:
     events = events_of(service)
     assert events.restore(token, ChatSession()) == [gr.skip()] * 8
