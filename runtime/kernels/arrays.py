@@ -163,6 +163,7 @@ class Blocks:
         self._library, self._dtype = library, dtype
         self._kept: list[object] = []  # the structures point to these
         structs = [self._block(arrays, f"{name}.{index}", width=width, hidden_dim=hidden_dim) for index in range(count)]
+        # Attention multiplies bfloat16 after such weights if the instruction set can: encoder.h.
         self.has_few_bits = any(struct.qkv.kind in (KINDS["int8"], KINDS["uint8"]) for struct in structs)
         self._struct = StackStruct(
             width=width,

@@ -21,7 +21,7 @@ EXPORT int32_t kernels_layout_version(void) { return LAYOUT_VERSION; }
 EXPORT int32_t kernels_block(void) { return BLOCK; }
 EXPORT int32_t kernels_int8_added(void) { return INT8_ADDED; }
 
-/* The type of activations that weights of a kind take: BFLOAT16 only if the instruction set multiplies them. */
+/* The type of activations that weights of a kind take. It is BFLOAT16 only if the instruction set multiplies bfloat16. */
 EXPORT int32_t kernels_input_type(int32_t kind) { return input_type(kind); }
 
 EXPORT int64_t kernels_packed_bytes(int32_t kind, int64_t num_out, int64_t num_in) {

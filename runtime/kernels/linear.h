@@ -126,7 +126,7 @@ static inline int64_t parts_of(int64_t count, int64_t size) { return (count + si
 /* Writable activations for a layer: rows in the form that its weights take. Fields are as in input_t. */
 typedef struct {
     int kind; /* of the weights */
-    int64_t num_in, num_rows, group;
+    int64_t num_in, num_rows, group; /* GROUP or WIDE_GROUP */
     void *values;
     int64_t value_stride;
     float *scales;
@@ -220,8 +220,8 @@ ALWAYS_INLINE void quantise(const int kind, const converted_t *self, const wide_
 
 #define MEASURED_AT_ONCE 8
 
-/* Rounds inputs first..end-1 of rows. Some groups are measured before the first of them is rounded: one group alone would
- * wait for its largest number. */
+/* Rounds inputs first..end-1 of fewer than 2^32 groups of rows. Some groups are measured before the first of them is
+ * rounded: one group alone would wait for its largest number. */
 ALWAYS_INLINE void quantise_rows(const int kind, const converted_t *self, int64_t first_row, int64_t num_rows,
                                  int64_t first, int64_t end, const void *x, int type, int64_t at, int64_t row_step) {
     wide_group_t found[MEASURED_AT_ONCE];
@@ -434,11 +434,14 @@ ALWAYS_INLINE void put(const int how, const product_t *self, int64_t row, int64_
     for (int64_t o = panel; o < end; o += LANES, sums += LANES, up_sums += LANES) {
         floats_t x = activated(self->activation, outputs_of(self->linear, o, sums));
         if (self->up) x = times(x, outputs_of(self->up, o, up_sums));
-        float *out = (float *)self->out + at + o;
-        if (how == CONVERT) store(sums, x);
-        else if (how == STORE_BFLOAT16) store_bf16_first((bfloat16_t *)self->out + at + o, x, end - o);
-        else if (how == ADD_FLOAT32) store_first(out, add(x, load_first(out, end - o)), end - o);
-        else store_first(out, x, end - o);
+        if (how == CONVERT) {
+            store(sums, x);
+        } else if (how == STORE_BFLOAT16) {
+            store_bf16_first((bfloat16_t *)self->out + at + o, x, end - o);
+        } else {
+            float *out = (float *)self->out + at + o;
+            store_first(out, how == ADD_FLOAT32 ? add(x, load_first(out, end - o)) : x, end - o);
+        }
     }
 }
 
@@ -464,7 +467,7 @@ static int64_t parts_of_group(const product_t *self, int num_threads) {
     return least(most(1, at_once / num_threads), parts_of(num_parts, num_threads));
 }
 
-/* Brings the memory of a panel's results into the cache while its sums are computed. Results of few rows are there. */
+/* Brings the memory of a panel's results into the cache while its sums are computed. Few rows are in the cache already. */
 static void fetch_results(const product_t *self, int64_t first_row, int64_t num_rows, int64_t panel) {
     int64_t each = self->how == STORE_BFLOAT16 ? 2 : 4, row_bytes = self->linear->num_out * each;
     const char *out = (const char *)self->out + first_row * row_bytes + panel * each;

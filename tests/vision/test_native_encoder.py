@@ -10,7 +10,7 @@ from torch import nn
 from llama_adapter.app.models.memory_fit import place_encoder
 from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.kernels.arrays import Blocks
-from llama_adapter.runtime.kernels.library import find_library
+from llama_adapter.runtime.kernels.library import KINDS, find_library
 from llama_adapter.runtime.schemes import Precision
 from llama_adapter.runtime.schemes.balancing import read_norms
 from llama_adapter.runtime.schemes.layers import dequantise_linears
@@ -19,6 +19,7 @@ from llama_adapter.vision.backends.kernels import KernelEncoder
 from llama_adapter.vision.backends.torch import TorchVisionBackend
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
+from llama_adapter.vision.pixels import zero_picture
 from tests.bounds import Float64, difference, rounding_module, spread
 from tests.fakes.towers import CONNECTORS, TOWERS
 
@@ -127,6 +128,29 @@ def test_in_8_bits_activations_are_rounded_and_attention_adds_no_error(config: V
 
     error = (ours(pictures) - expected).norm() / expected.norm()
     assert 1e-5 < error < 0.015
+
+
+@pytest.mark.parametrize("picture", ["noise", "grey", "zeros"])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@torch.inference_mode()
+def test_patches_in_bfloat16_add_no_error(monkeypatch: pytest.MonkeyPatch, precision: Precision, picture: str) -> None:
+    config = CONFIGS["heads of 64, more than a block of tokens"]
+    noise = pixels(config, 1)
+    rule = config.clip.pixels
+    zeros = torch.from_numpy(zero_picture(rule, channel_order=config.channel_order).copy())[None]
+    given = {"noise": noise, "grey": torch.full_like(noise, 118), "zeros": zeros}[picture]
+    library = find_library().library
+    assert library
+    kinds, errors = (library.multiplies_bfloat16, False), np.zeros(2)
+    for seed in range(4):  # the error of one model is a matter of chance
+        torch.manual_seed(seed)
+        state = PictureEncoder(config).state_dict()
+        for index, is_narrow in enumerate(kinds):
+            monkeypatch.setattr(library, "multiplies_bfloat16", is_narrow)
+            ours, plain = few_bits(config, precision, dict(state))
+            errors[index] += float((ours(given) - plain(given)).norm() / plain(given).norm())
+            assert ours.encoder._tower._patches._kind == KINDS["bfloat16" if is_narrow else "float32"]
+    assert errors[0] <= 1.15 * errors[1]
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("int8", 0.012), ("int4", 0.08)])

@@ -21,7 +21,7 @@ from llama_adapter.vision.config import (
     QueryConfig,
     VisionConfig,
 )
-from llama_adapter.vision.pixels import folded, patches_of
+from llama_adapter.vision.pixels import folded, patches_of, zero_picture
 
 
 def can_run(config: ClipConfig) -> bool:
@@ -61,9 +61,12 @@ class KernelTower:
             dtype=dtype,
             library=library,
         )
-        # As in attention, the rounding error of bfloat16 is smaller than that of the layers. Pixels 0..255 are exact.
+        # Pixels minus the nearest whole numbers to the mean: errors of weights do not add up, and bfloat16 keeps them.
+        self._mean_F = np.tile(np.rint(zero_picture(config, channel_order=whole.channel_order)[0, 0]), side**2)
         is_narrow = self._blocks.has_few_bits and library.multiplies_bfloat16
-        patches = {"weight": stored(weight_WF, "bfloat16" if is_narrow else "float32"), "bias": shift_W}
+        shift_W = shift_W + weight_WF @ self._mean_F
+        weight_WF = stored(weight_WF, "bfloat16" if is_narrow else "float32")
+        patches = {"weight": weight_WF, "bias": shift_W}
         self._patches = ArrayLinear(patches, "", num_in=3 * side**2, num_out=config.width, library=library)
         self._pre_norm = norm("clip.pre_norm") if config.has_pre_norm else _same
         self._post_norm = norm("clip.post_norm") if config.has_post_norm else _same
@@ -75,7 +78,7 @@ class KernelTower:
         """Pixels uint8 or float32 (B, S, S, 3) RGB -> features (B, F, output_dim), float32."""
         config = self._config
         patches_BPF = patches_of(pixels_BHWC, patch=config.patch_size)
-        x_BPW = rounded(self._patches(patches_BPF.astype(np.float32)), self._dtype)
+        x_BPW = rounded(self._patches(np.subtract(patches_BPF, self._mean_F, dtype=np.float32)), self._dtype)
         x_BTW = rounded(_behind(self._class_CW, x_BPW) + self._positions_TW, self._dtype)
         x_BTW = self._blocks(self._pre_norm(x_BTW))
         x_BTW = x_BTW[:, config.num_class_tokens :] if config.drops_class else x_BTW
