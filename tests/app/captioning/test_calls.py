@@ -115,9 +115,15 @@ def test_a_call_that_is_left_or_cancelled_ends_and_the_next_one_is_answered(capt
     assert ids(asyncio.run(leave())) == ids(before)
 
 
-def test_progress_counts_answers_on_stderr_and_needs_tqdm(
-    captioner: Captioner, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_progress_without_tqdm_is_refused_before_anything_is_computed(
+    captioner: Captioner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match="tqdm"):
+        captioner.stream(PICTURES, progress=True)
+
+
+def test_progress_counts_answers_on_stderr(captioner: Captioner, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("tqdm")
     answers = captioner.generate(PICTURES, max_new_tokens=2, progress=True)
     out, err = capsys.readouterr()
@@ -125,9 +131,6 @@ def test_progress_counts_answers_on_stderr_and_needs_tqdm(
     assert len(answers) == len(PICTURES)
     assert out == ""
     assert f"{len(PICTURES)}/{len(PICTURES)}" in err
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(ImportError, match="tqdm"):  # before anything is computed
-        captioner.stream(PICTURES, progress=True)
 
 
 def test_a_captioner_and_an_answer_show_what_they_are(captioner: Captioner) -> None:

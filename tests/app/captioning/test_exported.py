@@ -156,7 +156,7 @@ from llama_adapter.app.serving.http_api.api import create_api, open_batches
 from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.http_api.running import run
 from llama_adapter.app.models.spec import CaptionerSpec
-with load_warm(CaptionerSpec(decoder=sys.argv[1]), tell=lambda note: None) as captioner:
+with load_warm(CaptionerSpec(decoder=sys.argv[1]), tell=print) as captioner:
     print(captioner.ask(sys.argv[2], "a", max_new_tokens=9).error)
 print(sorted(name for name in sys.modules if name.partition(".")[0] == "torch"))
 """

@@ -159,7 +159,15 @@ def test_what_is_said_of_an_encoder_without_a_card(exported: Path, bundle: Path,
         ({"llama_dir": "folder"}, {"encoder": "encoder"}),
         ({"model": "folder"}, {"encoder": "foreign"}),
         ({"decoder": "exported"}, {"encoder": "foreign"}),
-        ({"decoder": "exported"}, {"llama_dir": "folder"}),  # torch's encoder
+        ({"decoder": "exported"}, {"llama_dir": "folder"}),
+    ],
+    ids=[
+        "a bundle, an exported encoder",
+        "a bundle, an encoder without a card",
+        "a folder, an exported encoder",
+        "a folder, an encoder without a card",
+        "an exported decoder, an encoder without a card",
+        "an exported decoder, torch's encoder",
     ],
 )
 def test_decoder_and_encoder_come_from_different_places(

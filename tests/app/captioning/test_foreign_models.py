@@ -164,6 +164,12 @@ def test_the_4_bit_weights_of_gpt_oss(tmp_path: Path) -> None:
     ("entries", "options", "error", "told"),
     [
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, {}, CheckpointError, "needs code of its own folder"),
+        (
+            {"auto_map": {"AutoModel": "modeling_chatglm.ChatGLMModel"}, "model_type": "chatglm"},
+            {},
+            CheckpointError,
+            "needs code of its own folder",
+        ),
         ({"quantization_config": {"quant_method": "gptq"}}, {}, CheckpointError, "are quantised"),
         ({"peft": True}, {}, CheckpointError, "an adapter of PEFT"),
         ({"n_layer": 5}, {}, CheckpointError, "lack `transformer.h.3"),

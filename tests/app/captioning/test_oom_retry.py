@@ -247,11 +247,16 @@ def test_caches_are_emptied_at_each_reduction(parts: Parts) -> None:
         def empty_caches(self) -> None:
             emptied.append(len(notes))
 
+    captioner, notes = narrowed(dataclasses.replace(parts, backend=Backend()), Device(rows=2))
+    captioner.generate(PICTURES[:3])
+    assert (emptied, notes) == ([0], ["out of memory with 3 rows: going on with 1"])
+
+
+def test_no_more_pictures_are_taken_than_are_answered_at_once(parts: Parts) -> None:
     device = Device(rows=4)
-    captioner, notes = narrowed(dataclasses.replace(parts, backend=Backend()), device)
+    captioner, _ = narrowed(parts, device)
     captioner.generate(PICTURES, max_new_tokens=3)
-    assert (emptied, notes) == ([0], ["out of memory with 8 rows: going on with 4"])
-    # No more pictures are taken then than are answered at once.
+
     encoded = [count for program, count in device.calls if program == "encode"]
     assert (encoded[0], max(encoded[1:])) == (BATCH_SIZE, 4)
 

@@ -42,7 +42,12 @@ def captioner(folder: Path) -> Iterator[Captioner]:
 def test_answers_in_ragged_batches_are_those_of_transformers(captioner: Captioner, reference: Reference) -> None:
     answers = check_ragged_batches(captioner, reference, max_new_tokens=TOKENS)
     assert len({answer.token_ids for answer in answers}) == len(answers)  # the pictures matter
-    check_further_questions(captioner, reference, max_new_tokens=TOKENS)  # they compute their own tokens only
+
+
+def test_further_questions_about_a_picture_compute_their_own_tokens_only(
+    captioner: Captioner, reference: Reference
+) -> None:
+    check_further_questions(captioner, reference, max_new_tokens=TOKENS)
 
 
 def test_two_pictures_in_one_prompt(captioner: Captioner, reference: Reference) -> None:

@@ -79,6 +79,7 @@ FORMS: dict[str, Callable[[], object]] = {
     "data URI, percent-encoded": percent_encoded,
     "path": lambda: PICTURE,
     "bytes": PICTURE.read_bytes,
+    "bytearray": lambda: bytearray(PICTURE.read_bytes()),
     "memoryview": lambda: memoryview(PICTURE.read_bytes()),
     "open file": lambda: PICTURE.open("rb"),
     "file open for text": lambda: PICTURE.open(encoding="utf-8"),

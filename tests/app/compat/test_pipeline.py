@@ -95,15 +95,15 @@ def test_questions_and_choices(captioner: Captioner) -> None:
     (output,) = choose(CIRCLE, question=IS_STAR)
     assert output["choose_text"] == ["no"]
     assert output["probabilities"]["no"] > 0.5
-    pandas = pytest.importorskip("pandas")
-    rows = [{"image": picture, "question": IS_STAR} for picture in (STAR, CIRCLE)]
-    for table in (rows, pandas.DataFrame(rows)):
-        assert [output["choose_text"] for output in choose(table)] == [["yes"], ["no"]]
-    assert [output["ask_text"] for output in ask(pandas.Series([STAR, CIRCLE]), IS_STAR)] == [["yes"], ["no"]]
     with pytest.raises(ValueError, match="ask"):
         ask(STAR)
     with pytest.raises(ValueError, match="choose"):
         pipeline("choose", captioner)(STAR, question="Is there a star?")
+    rows = [{"image": picture, "question": IS_STAR} for picture in (STAR, CIRCLE)]
+    assert [output["choose_text"] for output in choose(rows)] == [["yes"], ["no"]]
+    pandas = pytest.importorskip("pandas")
+    assert [output["choose_text"] for output in choose(pandas.DataFrame(rows))] == [["yes"], ["no"]]
+    assert [output["ask_text"] for output in ask(pandas.Series([STAR, CIRCLE]), IS_STAR)] == [["yes"], ["no"]]
 
 
 @pytest.mark.parametrize(
@@ -371,6 +371,7 @@ def test_llama_alone_answers_texts_and_sees_no_pictures() -> None:
         ("prefill.mindir", {}),
         (("one",), {}),
         (17, {}),
+        (None, {"backend": "ms"}),
         (None, {"backend": "tensorrt"}),
         (None, {"rank_id": 1}),
         ({"exe_mode": "eager", "world_size": 4, "parallel_config": {"attn_tp_size": 2}}, {}),
@@ -396,10 +397,9 @@ def test_infer_task() -> None:
     assert InferTask.support_list()[:3] == ["caption", "ask", "choose"]
     assert "text_generation" in InferTask.support_list()
     assert [InferTask.check_task_valid(name) for name in ("caption", "translation")] == [True, False]
-    config = InferConfig(
-        prefill_model_path=BUNDLE, increment_model_path="inc.mindir", infer_seq_length=256, target="CPU"
-    )
-    with pytest.warns(UserWarning, match="increment_model_path"):
+    config = InferConfig(BUNDLE, "inc.mindir", infer_seq_length=256, target="CPU", mode="graph")
+    eager = pytest.warns(UserWarning, match="Steps run eager: mode `graph`")
+    with eager, pytest.warns(UserWarning, match="increment_model_path"):
         describe = InferTask.get_infer_task("caption", config)
     with describe:
         assert describe.captioner.info.context == 256

@@ -128,9 +128,14 @@ def test_the_end_token_is_never_the_best_and_gates_are_open() -> None:
     assert not logits[:, end].any()
     assert (logits.amax(-1) > 0).all()
     assert (state["adapter.gates"] == 0.5).all()
+
+
+def test_no_two_layers_and_no_two_rows_are_alike() -> None:
+    state = random_model("tiny", dtype=torch.float32).decoder_state
     first, second = state["layers.0.attention.qkv.weight"], state["layers.1.attention.qkv.weight"]
+
     assert not torch.equal(first, second)
-    assert len(first.unique(dim=0)) == len(first), "no two rows are alike"
+    assert len(first.unique(dim=0)) == len(first)
 
 
 def test_ids_beyond_the_pieces_are_text_and_the_others_are_unchanged() -> None:

@@ -79,7 +79,9 @@ def test_the_likeliest_choice_is_the_answer() -> None:
 
     assert (answer.index, answer.text, answer.token_ids, answer.finish) == (3, "red", (5, 6), "choice")
     assert answer.choice == pytest.approx({"red": 0.7310586, "green": 0.2689414})
-    # The settings of records are those of earlier versions.
+
+
+def test_the_settings_of_records_are_those_of_earlier_versions() -> None:
     assert task_settings(FREE_TEXT) == {"choices": None}
     assert task_settings(OneOf(("Yes", "No"))) == {"choices": ["Yes", "No"]}
 

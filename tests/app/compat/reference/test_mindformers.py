@@ -146,6 +146,7 @@ def test_modules_and_tokenizers(program: Program) -> None:
             "`model.model_config.type` is refused",
         ),
         ("from mindformers import Trainer", 1, r"hint: provided here are AutoModel, .*; training needs the package"),
+        ("import mindformers.trainer", 1, "hint: provided here are AutoModel"),
     ],
 )
 def test_errors_are_true_and_short(source: str, code: int, said: str, program: Program) -> None:
