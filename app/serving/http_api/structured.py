@@ -5,6 +5,7 @@ An enum or a boolean gets the most probable of its values, a string gets generat
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +16,7 @@ from llama_adapter.app.captioning.tasks.question import Question
 from llama_adapter.app.serving.http_api.errors import PARAMETER, ApiError
 from llama_adapter.app.serving.http_api.schemas import MAX_PROPERTIES, MAX_TEXTS
 
+_POINTER: Final = re.compile("#(/[^/~%]+){0,8}")  # names without escapes
 _NOTES: Final = {"title", "description", "default", "examples", "$comment", "$schema", "$id", "strict"}
 _OBJECT: Final = {*_NOTES, "$defs", "definitions", "type", "properties", "required", "additionalProperties"}
 _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -97,7 +99,7 @@ def _plain(schema: Any, *, root: Mapping[str, Any]) -> Any:
                 | {"allOf": [part], **others}
             ):
                 schema = _joined(part, others) or schema
-            case {"$ref": str(reference), **others}:
+            case {"$ref": str(reference), **others} if _POINTER.fullmatch(reference):
                 found: Any = {"#": root}
                 for name in reference.split("/"):
                     found = found.get(name) if isinstance(found, dict) else None

@@ -184,6 +184,7 @@ def test_the_first_failure_is_the_answer_and_cancels_the_other_requests() -> Non
         ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "s.properties.a"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": []}}, "s.properties.a"),
         ({"properties": {"a": {"$ref": "other.json/$defs/b"}}, "$defs": {"b": CAPTION}}, "s.properties.a"),
+        ({"properties": {"a": {"$ref": "#/$defs/b~1c"}}, "$defs": {"b~1c": CAPTION}}, "s.properties.a"),
         ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"$ref": "#/$defs/b"}}}, "s.properties.a"),
         ({"properties": {"a": {"$ref": "#"}}}, "s.properties.a.properties"),
         ({"$ref": "#/$defs/b"}, "s"),
