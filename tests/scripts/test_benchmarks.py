@@ -80,7 +80,7 @@ def asked(page: bytes | None, *, timeout_s: float = 20.0) -> Reply:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_answers(is_streamed: bool) -> None:
+def test_a_service_answers_whole_or_in_a_stream(is_streamed: bool) -> None:
     deltas = (delta(""), delta("a "), delta("star"), delta(""), {"choices": [], "usage": {}}, "[DONE]")
     streamed = STREAM_HEAD + chunked(*deltas) + b"0\r\n\r\n"
     reply = asked(streamed if is_streamed else whole({"choices": [{"message": {"content": "a star"}}]}))
@@ -90,7 +90,7 @@ def test_answers(is_streamed: bool) -> None:
     assert reply.first_token_s <= reply.total_s
 
 
-def test_refusal_has_code_and_headers() -> None:
+def test_a_refusal_of_a_service_has_code_and_headers() -> None:
     reply = asked(whole({"error": {"code": "busy"}}, status="429 Too Many Requests", more="Retry-After: 3\r\n"))
 
     assert (reply.outcome, reply.status, reply.code) == ("refused", 429, "busy")
@@ -109,13 +109,13 @@ def test_refusal_has_code_and_headers() -> None:
         (None, "hung"),
     ],
 )
-def test_outcomes_of_incomplete_answers(page: bytes | None, outcome: str) -> None:
+def test_outcomes_of_incomplete_answers_of_a_service(page: bytes | None, outcome: str) -> None:
     assert asked(page, timeout_s=0.05 if page is None else 20.0).outcome == outcome
 
 
 @pytest.mark.parametrize("picture", [b"", b"a", b"ab", b"abc"])
 @pytest.mark.parametrize("is_new", [False, True])
-def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes, is_new: bool) -> None:
+def test_a_load_on_a_service_appends_bytes_to_pictures_of_any_length(picture: bytes, is_new: bool) -> None:
     workload = Workload([Question(name="a", picture=picture, prompt=CAPTION)], is_new=is_new)
     bodies = [json.loads(next(workload)[1]) for _ in range(3)]
     urls = [body["messages"][0]["content"][0]["image_url"]["url"] for body in bodies]
@@ -126,7 +126,7 @@ def test_bytes_are_appended_to_pictures_of_any_length(picture: bytes, is_new: bo
 
 
 @pytest.mark.slow
-def test_a_short_load_is_answered_as_the_captioner_answers(tmp_path: Path) -> None:
+def test_a_service_answers_a_short_load_as_the_captioner_answers(tmp_path: Path) -> None:
     bench_service.main(["--quick", "--out", str(tmp_path)])
 
     rows = read("service", tmp_path)["rows"]
@@ -138,14 +138,14 @@ def test_a_short_load_is_answered_as_the_captioner_answers(tmp_path: Path) -> No
 ANSWER = Answer(index=0, picture="x", digest="", prompt="", text="", token_ids=(5, 6, 7), finish="stop")
 
 
-def test_agreement_of_captions_and_tokens() -> None:
+def test_agreement_of_few_bits_is_that_of_captions_and_of_tokens() -> None:
     expected = [ANSWER, ANSWER]
     answers = [ANSWER, replace(ANSWER, token_ids=(5, 9))]
 
     assert agreement(answers, expected) == {"captions": 0.5, "tokens": 4 / 6}
 
 
-def test_errors_of_logits_are_in_their_own_unit() -> None:
+def test_errors_of_logits_of_few_bits_are_in_their_own_unit() -> None:
     expected = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, 0.0]])
     logits = torch.tensor([[1.0, 5.0, 4.0], [3.0, 0.0, 0.0]])
 
@@ -156,7 +156,7 @@ def test_errors_of_logits_are_in_their_own_unit() -> None:
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_a_variant_has_the_halves_that_it_names(precision: Precision) -> None:
+def test_a_variant_of_few_bits_has_the_halves_that_it_names(precision: Precision) -> None:
     for variant in variants(precision):
         model = mixed_model(variant)
         for wanted, state in ((variant.decoder, model.decoder_state), (variant.encoder, model.vision_state)):
@@ -222,7 +222,7 @@ def hands(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("without_packages")
-def test_sets_are_functions_of_the_seed_with_equal_classes(hands: Path) -> None:
+def test_sets_of_own_pictures_are_functions_of_the_seed_with_equal_classes(hands: Path) -> None:
     assert "signs" not in sets_of(None)
     for name, make in sets_of(hands).items():
         more, again, other = make(3, 4), make(3, 2), make(4, 2)
@@ -235,7 +235,7 @@ def test_sets_are_functions_of_the_seed_with_equal_classes(hands: Path) -> None:
         assert all(picture.mode == "RGB" for picture, _ in more), name
 
 
-def test_a_set_is_written_once_as_folders_by_class_and_read_again(hands: Path, tmp_path: Path) -> None:
+def test_a_set_of_own_pictures_is_written_once_as_folders_by_class_and_read_again(hands: Path, tmp_path: Path) -> None:
     pictures = sets_of(hands)["signs"](0, 5)
     write_set(tmp_path / "set", lambda: pictures, held_out=2)
     write_set(tmp_path / "set", lambda: pytest.fail("it is finished"), held_out=2)
@@ -255,7 +255,7 @@ def _easy(rng: np.random.Generator) -> tuple[np.ndarray[Any, Any], np.ndarray[An
     return 4 * np.eye(5)[labels_N] + rng.normal(0, 0.3, (30, 5)), labels_N
 
 
-def test_baselines_find_classes_that_a_line_separates() -> None:
+def test_baselines_of_own_pictures_find_classes_that_a_line_separates() -> None:
     rng = np.random.default_rng(1)
     (learn_NF, labels_N), (held_MF, held_M) = _easy(rng), _easy(rng)
     names = ("grey pixels", "mean feature")
@@ -282,7 +282,7 @@ def test_the_small_network_learns_bright_and_dark_pictures(tmp_path: Path, monke
     assert small_network.accuracy_after(40, learn, held, threads=torch.get_num_threads()) == 1.0
 
 
-def test_the_page_names_the_sets_where_the_adapter_is_not_ahead() -> None:
+def test_the_page_of_own_pictures_names_the_sets_where_the_adapter_is_not_ahead() -> None:
     def row(name: str, best: float) -> dict[str, Any]:
         return {"set": name, "baselines": {"chance": 0.1, "small network": best}, **copy.deepcopy(ROW)}
 

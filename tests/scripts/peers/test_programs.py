@@ -253,7 +253,7 @@ def vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tup
     return ours, engine
 
 
-def test_rows_go_on_by_a_token_each_step(vllm: tuple[Vllm, MadeUpEngine]) -> None:
+def test_rows_of_vllm_go_on_by_a_token_each_step(vllm: tuple[Vllm, MadeUpEngine]) -> None:
     ours, engine = vllm
 
     assert ours.prefill([[7, 1], [8, 1]]) == [17, 18]
@@ -265,7 +265,7 @@ def test_rows_go_on_by_a_token_each_step(vllm: tuple[Vllm, MadeUpEngine]) -> Non
     assert len(engine.running) == 3
 
 
-def test_rows_that_have_ended_are_an_error(vllm: tuple[Vllm, MadeUpEngine]) -> None:
+def test_rows_that_vllm_has_ended_are_an_error(vllm: tuple[Vllm, MadeUpEngine]) -> None:
     ours, engine = vllm
     ours.prefill([[7, 1]])
     engine.running.clear()
@@ -274,7 +274,7 @@ def test_rows_that_have_ended_are_an_error(vllm: tuple[Vllm, MadeUpEngine]) -> N
         ours.step([0], 2)
 
 
-def test_without_the_package_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_vllm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
 
     with pytest.raises(MissingPackage, match=r"vllm cannot be imported .*: install a vllm for this torch"):

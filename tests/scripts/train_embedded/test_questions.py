@@ -138,6 +138,20 @@ def test_captions_read_as_the_world_promises(words: list[tuple[str, ...]], wante
     assert caption(scene_from_words(words)) == wanted
 
 
+@pytest.mark.parametrize(
+    ("task", "answers"),
+    [
+        ("exist", {"Is there a red star?": "yes", "Is there a blue star?": "no", "Is there a red ring?": "no"}),
+        ("rel_yn", {"Is the star above the ring?": "yes", "Is the cross to the left of the ring?": "no"}),
+        ("count_color", {"How many blue objects are there?": "two", "How many green objects are there?": "zero"}),
+    ],
+)
+def test_questions_have_their_one_right_answer(task: str, answers: dict[str, str]) -> None:
+    scene, rng = scene_from_words([STAR, RING, ("large", "blue", "cross", "right")]), np.random.default_rng(0)
+    asked = [each for _ in range(200) if (each := ask(scene, task, rng)) is not None]
+    assert {(each.text, each.answer) for each in asked if each.text in answers} == {*answers.items()}
+
+
 STAR_PARTS = {"shape": SHAPES.index("star"), "color": COLOR_NAMES.index("red"), "size": SIZES.index("small")}
 STAR_LABELS = {**STAR_PARTS, "row": 0, "column": 0}
 

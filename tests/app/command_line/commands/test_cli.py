@@ -89,6 +89,7 @@ def test_usage_errors(
     paths = {"LLAMA": flags[1], "ADAPTER": flags[5], "CLIP": flags[7], "PICTURE": picture()}
     file, told = Path(__file__).with_name("mistakes.txt"), ""
     mistakes = file.read_text(encoding="ascii", errors="surrogateescape")
+    assert len(mistakes.splitlines()) > 100
     for command in (line.partition(" => ")[0] for line in mistakes.splitlines()):
         ran = run(*(paths.get(word, word) for word in shlex.split(command.replace("MODEL", MODEL))))
         assert ran.out == ""

@@ -6,10 +6,13 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Event
+from time import sleep
 
 import pytest
 
@@ -189,6 +192,23 @@ def test_a_text_base_becomes_a_bundle_that_commands_use(hub: Hub, capsys: pytest
     few = Path(os.environ["XDG_CACHE_HOME"]) / "few"
     assert main(["quantize", "--model", "hf:huggyllama/llama-7b", "--out", str(few)]) == 0
     assert read_manifest(few)["precision"] == "int8"
+
+
+def test_a_terminated_download_goes_on_where_it_ended(hub: Hub) -> None:
+    command = [sys.executable, "-m", "llama_adapter", "get", "clip-vit-l-14", "--yes"]
+    hub.waits = Event()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        part = Path(os.environ["XDG_CACHE_HOME"], "llama-adapter", "weights", "ViT-L-14.pt.part")
+        while process.poll() is None and not (part.exists() and part.stat().st_size > 0):
+            sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[1].endswith("interrupted\n")
+    assert process.returncode == 130
+    size = part.stat().st_size
+    hub.waits.set()
+
+    assert main(command[3:]) == 0
+    assert hub.contents() == ["", f"bytes={size}-"]
 
 
 @pytest.mark.slow

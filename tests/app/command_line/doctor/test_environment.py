@@ -237,7 +237,9 @@ def test_without_a_usable_torch_the_model_is_not_checked_and_warnings_are_no_fai
     place, probes = "llama_adapter.app.command_line.doctor.command", [Probe(name="torch", state="broken", found="x")]
     monkeypatch.setattr(f"{place}.look_at_environment", lambda: probes)
     assert run_checkup(CaptionerSpec(model="nowhere"), uses=ALWAYS) == 1
-    assert "not tried model: " in capsys.readouterr().out
+    table, found, _ = capsys.readouterr().out.split("\n\n")
+    assert table.split() == ["part", "state", "found", "torch", "error", "x"]
+    assert found.startswith("not tried model: ")
     decoder = CaptionerSpec(decoder="nowhere")
     assert run_checkup(decoder, uses=uses_of(vision=decoder.vision_kind, has_decoder=True)) == 1
     assert "error     decoder: " in capsys.readouterr().out

@@ -279,14 +279,14 @@ def told(folder: str) -> list[tuple[str, str]]:
     return [(finding.level, finding.what) for finding in diagnose_decoder(CaptionerSpec(decoder=folder))]
 
 
-def test_a_whole_decoder_answers() -> None:
+def test_a_whole_exported_decoder_answers() -> None:
     findings = diagnose_decoder(CaptionerSpec(decoder=exported_embedded()))
 
     assert [finding.level for finding in findings] == ["ok", "ok", "ok"]
     assert "'a small yellow moon above a small green cross'" in findings[-1].sentence
 
 
-def test_faults_are_findings(tmp_path: Path) -> None:
+def test_faults_of_an_exported_decoder_are_findings(tmp_path: Path) -> None:
     folder = tmp_path / "exported"
     shutil.copytree(exported_embedded(), folder)
     (folder / "decoder.weights").write_bytes(b"0")

@@ -188,6 +188,7 @@ def test_a_row_without_a_picture_is_a_fault_and_one_without_a_label_is_left_out(
             "for these as --question]",
         ),
     ],
+    ids=["choices", "pictures", "plot", "folder", "existing file", "prompts"],
 )
 def test_unusable_settings_are_refused_before_a_model_is_loaded(
     labels: Labels, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], told: str

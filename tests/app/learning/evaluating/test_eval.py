@@ -129,6 +129,20 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
     assert "| exact | 100.0% | 0.0% | -100.0% |" in out
 
 
+@pytest.mark.slow
+def test_other_words_of_a_question_are_compared_and_named(classes: Folder, tmp_path: Path, run: Run) -> None:
+    evaluate, one, other = ("eval", str(classes.path), "--reader", "thread"), tmp_path / "one", tmp_path / "other"
+    first, second = "What shape is the object?", "What colour is *it*?"
+    assert run(*evaluate, "--question", first, "--out", str(one)).code == ExitCode.OK
+    ran = run(*evaluate, "--question", second, "--out", str(other), "--against", str(one))
+
+    assert ran.code == ExitCode.OK, ran.err
+    note = f"The questions differ: one was asked “{first}”, other was asked “{second}”."
+    assert note.replace("*", "\\*") in ran.out
+    assert json.loads((other / "scores.json").read_text())["comparison"]["note"] == note
+    assert "not compared" not in ran.err
+
+
 def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_split(tmp_path: Path) -> None:
     shutil.copy(STAR, tmp_path / "star.jpg")
     asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes", "split": "test"}

@@ -178,14 +178,14 @@ def test_a_name_that_always_loses_is_hinted_at_in_every_report() -> None:
         assert "ask --calibrate" in report
 
 
-def test_there_is_none_where_the_threshold_is_not_the_fault() -> None:
+def test_there_is_no_hint_where_the_threshold_is_not_the_fault() -> None:
     assert scored(0.9, 0.8, 0.7, 0.1, 0.2, 0.3).hint is None, "all are right"
     assert scored(0.2, 0.3, 0.25, 0.3, 0.2, 0.26).hint is None, "chance"
     assert scored(0.1, 0.2, 0.3, 0.9, 0.8, 0.7).hint is None, "all are wrong, and the order too"
 
 
 @pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0])
-def test_there_is_none_for_the_best_threshold_between_two_normal_distributions(distance: float) -> None:
+def test_there_is_no_hint_for_the_best_threshold_between_two_normal_distributions(distance: float) -> None:
     normal = NormalDist()
     area, share = normal.cdf(distance / math.sqrt(2)), normal.cdf(distance / 2)
     figures = {name: Figure(value=value, count=9) for name, value in (("ROC-AUC", area), ("balanced accuracy", share))}

@@ -160,6 +160,13 @@ def test_before_the_first_step_it_is_the_model_that_was_opened(
     assert distance(trainable(wanted, *sets, **sizes), wanted) <= 1
 
 
+@pytest.mark.parametrize("name", ["adapter.new_gate", "layers.1.feed_forward_norm.weight"])
+def test_a_scale_that_is_wrong_by_a_thousandth_is_more_than_rounding(name: str) -> None:
+    model = trainable(CaptionerSpec(), "bias", "lora")
+    model.trained()[name].detach().mul_(1.001)
+    assert distance(model, CaptionerSpec()) > 2
+
+
 def test_half_precision_trains_float32_parameters_near_those_of_float32() -> None:
     tokens, labels, pictures = batch("LORA-BIAS-TINY")
     lora = spec("LORA-BIAS-TINY")
