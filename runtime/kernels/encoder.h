@@ -146,10 +146,14 @@ static mixing_memory_t mixing_memory(char *memory, int type, int64_t num_tokens,
  * adjacent inputs in bfloat16. */
 static void lay_out(const mixing_memory_t *memory, int type, const void *k, const void *v, int64_t row_stride,
                     int64_t num_tokens, int64_t head_dim) {
-    int64_t depth = type == FLOAT32 ? 1 : 2, num_words = head_dim / depth;
+    int64_t depth = type == FLOAT32 ? 1 : 2, num_words = head_dim / depth, bytes = 4 / depth;
     for (int64_t token = 0; token < num_tokens; token++) {
         uint32_t *key = (uint32_t *)memory->keys + token / BLOCK * num_words * BLOCK + token % BLOCK;
         const void *from = element(k, type, token * row_stride);
+        for (int64_t at = 0; at < head_dim * bytes; at += 64) {
+            __builtin_prefetch((const char *)element(k, type, (token + 8) * row_stride) + at);
+            __builtin_prefetch((const char *)element(v, type, token * row_stride) + at);
+        }
         for (int64_t i = 0; i < num_words; i++) memcpy(key + i * BLOCK, (const char *)from + 4 * i, 4);
     }
     for (int64_t i = 0; i < head_dim; i += BLOCK) {
