@@ -4,7 +4,7 @@
 # F feed-forward width, M queries that read one head of keys: those of N / G heads at S places
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -34,14 +34,18 @@ class DecoderSizes(Protocol):
     def qk_norm(self) -> str: ...  # "head" if each head of q and k is normalised
 
 
+def without_autocast(kind: str) -> AbstractContextManager[object]:
+    """A block without the autocast of the program that calls, on devices of a kind such as "cuda"."""
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_cast else nullcontext()
+
+
 def undisturbed(method: Callable[Concatenate[Any, Given], Result]) -> Callable[Concatenate[Any, Given], Result]:
     """A method of an object with `_device` in inference mode, without the autocast of the program that calls it."""
 
     @wraps(method)
     def run(self: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
-        kind = self._device.type
-        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        with torch.inference_mode(), torch.autocast(kind, enabled=False) if is_cast else nullcontext():
+        with torch.inference_mode(), without_autocast(self._device.type):
             return method(self, *args, **kwargs)
 
     return run

@@ -2,10 +2,9 @@
 
 import hashlib
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -13,7 +12,7 @@ from io import BytesIO
 from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from llama_adapter.runtime.extras import install_hint
 from llama_adapter.runtime.text import shown_name
@@ -65,28 +64,6 @@ class LoadedPicture:
     notes: tuple[PictureNote, ...] = ()
 
 
-_SWITCH = threading.Lock()  # of the next line, and of Pillow's switch while this is above 0
-_num_strict = 0  # readings that keep the switch off
-
-
-@contextmanager
-def _strict() -> Iterator[None]:
-    """Let Pillow refuse damaged pixels, also in a program that set `LOAD_TRUNCATED_IMAGES` for others."""
-    global _num_strict
-    if not (ImageFile.LOAD_TRUNCATED_IMAGES or _num_strict):
-        yield
-        return
-    with _SWITCH:
-        _num_strict, ImageFile.LOAD_TRUNCATED_IMAGES = _num_strict + 1, False
-    try:
-        yield
-    finally:
-        with _SWITCH:
-            _num_strict -= 1
-            ImageFile.LOAD_TRUNCATED_IMAGES = not _num_strict
-
-
-@_strict()
 def load_picture(
     source: PictureSource,
     *,

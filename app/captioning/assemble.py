@@ -27,6 +27,7 @@ from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import check_split, stream_model
 from llama_adapter.runtime.devices import open_backend, open_best, settle_mode
 from llama_adapter.runtime.errors import CheckpointError, UsageError
+from llama_adapter.runtime.operators import without_autocast
 from llama_adapter.runtime.ranks import ALONE
 from llama_adapter.runtime.schemes.scheme import dtype_name
 from llama_adapter.vision.backends.base import NoEncoder, VisionBackend
@@ -69,7 +70,7 @@ def assemble_parts(
     choice = DtypeChoice(spec, backend=backend, mode=mode)
     given: GivenEncoder | None = None
     group: RankGroup | None = None
-    with ExitStack() as stack:
+    with without_autocast("cpu"), ExitStack() as stack:  # LoRA is merged there
         if spec.tensor_parallel > 1:
             if load is not None and not isinstance(load, RandomLoader):
                 raise UsageError("A model made in this process is not split: tensor_parallel must be 1")

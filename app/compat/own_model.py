@@ -14,6 +14,7 @@ import torch
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.runners.draw import Draw
 from llama_adapter.llm.runners.sampler import choose, predict
+from llama_adapter.runtime.devices.transfer import upload
 from llama_adapter.runtime.tensor_files.arrays import read_json
 from llama_adapter.runtime.tensor_files.files import read_safetensors
 
@@ -40,8 +41,8 @@ def build(model: Any, config: Any, folder: Path, settings: Mapping[str, Any], *,
 def padded(prompts: Sequence[Sequence[int]], *, width: int, pad_id: int, device: Any) -> SimpleNamespace:
     """`input_ids` and `attention_mask` (B, `width`) of prompts, cut or padded at their end."""
     rows = [(list(ids[:width]), width - len(ids)) for ids in prompts]
-    ids_BS = torch.tensor([ids + [pad_id] * rest for ids, rest in rows], device=device)
-    mask_BS = torch.tensor([[1] * len(ids) + [0] * rest for ids, rest in rows], device=device)
+    ids_BS = upload([ids + [pad_id] * rest for ids, rest in rows], device)
+    mask_BS = upload([[1] * len(ids) + [0] * rest for ids, rest in rows], device)
     return SimpleNamespace(input_ids=ids_BS, attention_mask=mask_BS)
 
 
@@ -67,7 +68,7 @@ def advance(
     logits_BV = logits_BSV[torch.arange(len(last_B), device=last_B.device), last_B].float()
     drawn = (sampling.temperature, sampling.top_p, sampling.top_k)
     draws = [None if sampling.greedy else Draw(*drawn, random.random()) for _ in logits_BV]
-    next_B = choose(predict(logits_BV), draws, upload=lambda numbers: torch.tensor(numbers, device=mask_BS.device))
+    next_B = choose(predict(logits_BV), draws, upload=lambda numbers: upload(numbers, mask_BS.device))
     ids_BS = torch.cat([input_dict["generate_ids"], next_B[:, None]], dim=1)
     input_dict |= {"input_ids": ids_BS, "generate_ids": ids_BS, "kv_len": mask_BS.sum(dim=1)}
     input_dict["past_key_values"] = getattr(outputs, "past_key_values", model_inputs.get("past_key_values"))

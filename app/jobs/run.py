@@ -1,6 +1,7 @@
 """`caption`, `ask` and `generate` from top to bottom: read pictures or prompts, and write answers as they are ready."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -18,7 +19,13 @@ from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.questions import check_variables, count_answers, is_template
 from llama_adapter.app.jobs.records.file import RecordWriter, open_records
 from llama_adapter.app.jobs.records.index import RecordIndex
-from llama_adapter.app.jobs.records.manifest import RunManifest, new_run_id, read_manifest, write_manifest
+from llama_adapter.app.jobs.records.manifest import (
+    RunManifest,
+    manifest_path,
+    new_run_id,
+    read_manifest,
+    write_manifest,
+)
 from llama_adapter.app.jobs.report import versions
 from llama_adapter.app.jobs.result_writer import ResultWriter
 from llama_adapter.app.jobs.runner import LocalRunner, Runner
@@ -166,6 +173,13 @@ def _say_notes(
         writer.say(f"note: the file system of `{file.path}` has no locks: do not start another run that writes there")
     if file is not None and file.repair == "dropped":
         writer.say(f"note: the last record in `{file.path}` was torn, as a crash leaves it, and was removed")
+    if file is not None and not (job.overwrite or continued) and os.path.isdir(str(job.out)):
+        others = sorted(set(file.path.parent.glob("*.jsonl")).difference(file.files))
+        if left := next((shown_name(str(path)) for path in others if manifest_path(path).exists()), ""):
+            writer.say(
+                f"note: records in part-00000.jsonl and so on count here, not those in `{left}`; to continue them, "
+                "pass the --out of their run"
+            )
     for note in runner.info.notes:
         writer.say(f"note: {note}")
     if job.spec.dtype == AUTO and (other := _other_dtype(continued, runner.info)):

@@ -56,6 +56,8 @@ def open_foreign(folder: Path, config: Any, *, dtype: torch.dtype) -> Any:
         if logging.is_progress_bar_enabled():
             logging.disable_progress_bar()
             stack.callback(logging.enable_progress_bar)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)  # for tables of positions, which GPT-J computes
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,

@@ -10,12 +10,14 @@ Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | np.ndarray
 
 
 def upload(values: Numbers, device: torch.device) -> Tensor:
-    """A tensor on a device, int64 or float32, or of an array's other type. On the host, it shares an array's memory.
+    """A tensor on a device, int64 or float32, or of an array's other type, whose memory it shares on the host.
 
-    A GPU copies it from pinned memory after the work that it was given before.
+    Float64 becomes float32, and infinite above its range. A GPU copies the tensor from pinned memory after the work
+    that it was given before.
     """
     array = np.asarray(values)  # of numbers, torch would take its default dtype and device, which programs set
-    host = torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
+    with np.errstate(over="ignore"):
+        host = torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

@@ -3,7 +3,8 @@
 import functools
 import random
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,3 +320,13 @@ def is_mapped(tensor: Tensor, path: Path) -> bool:
         if line.endswith(str(path)) and first <= tensor.data_ptr() < last:
             return True
     return False
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """A block in which torch's default dtype is another one, as programs set it."""
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -18,8 +18,8 @@ def run_encode(options: argparse.Namespace) -> int:
     inputs = inputs_from(options)
     if are_encoded(inputs):
         raise UsageError("These pictures are encoded already", hint="`caption` and `ask` take them")
-    if os.path.lexists(options.out) and not os.path.isdir(options.out):
-        raise UsageError(f"--out is a folder, and `{options.out}` is a file")
+    if options.out == "-" or (os.path.lexists(options.out) and not os.path.isdir(options.out)):
+        raise UsageError(f"--out names a folder, got `{options.out}`")
     from llama_adapter.app.captioning.tasks.question import Question
     from llama_adapter.app.jobs.encoding import EncodeRunner
     from llama_adapter.app.jobs.job import Job

@@ -143,7 +143,10 @@ class SidecarFiles:
             self.outside = folder if self.outside is None else os.path.commonpath((self.outside, folder))
             raise _RefusedError("it is in no folder that texts may be written to; name its folder as --below")
         if not os.path.isfile(place):
-            raise _RefusedError("there is no such picture; remove its record, or name a folder as --out for its text")
+            raise _RefusedError(
+                "there is no such picture; run it in the folder where the job ran, remove the record if the picture is "
+                "deleted, or name a folder as --out for its text"
+            )
 
     def _put(self, folder: str, name: str, text: str) -> None:
         """Write one file, unless it is kept or has this text, also in lines, as earlier versions wrote it."""

@@ -36,19 +36,12 @@ class RecordFileLockedError(RecordFileError):
 def open_records(out: str) -> "RecordWriter":
     """Open the writer of a job's records. If `out` is a folder or ends with a slash, it appends to the last part there.
 
-    Parts are called part-00000.jsonl and so on. Raises the errors of `RecordWriter`, and `RecordFileError` for a folder
-    in which other runs wrote files of other names, such as those of shards.
+    Parts are called part-00000.jsonl and so on. Raises the errors of `RecordWriter`.
     """
     path, older = Path(out), list[Path]()
     if out.endswith(("/", os.sep)) or path.is_dir():
         found = ((PART_NAME.fullmatch(part.name), part) for part in (path.iterdir() if path.is_dir() else ()))
         parts = sorted((int(match[1]), part) for match, part in found if match is not None)
-        if not parts and (others := sorted(path.glob("*.jsonl.manifest.json"))):
-            raise RecordFileError(
-                f"The records in `{path}` are in files of other names than part-00000.jsonl, and would not count: "
-                f"`{others[0].name.removesuffix('.manifest.json')}`",
-                hint="rename them to part-00000.jsonl and so on, or name a file or another folder as --out",
-            )
         *older, path = [part for _, part in parts] or [path / "part-00000.jsonl"]
     return RecordWriter(path, older=tuple(older))
 

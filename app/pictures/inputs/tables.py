@@ -45,9 +45,6 @@ JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json")
 TABLE_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet")
 _DELIMITERS = ",\t;|"
 _SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)  # of Excel, before the names
-_DEFUSED = re.compile(
-    r"\A'(?=[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])"
-)  # exports keep spreadsheets from computing so
 _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
@@ -63,8 +60,7 @@ def read_rows(
     A table that begins with `[` or `{` is JSON: a list of objects, an object in each line, or one of the sets of
     `json_sets`. Other tables begin with a row of column names. Its delimiter is the comma, tab, semicolon or bar that
     gives most `known` names, or that of a line `sep=;` before it. Lines end with LF, CRLF or CR. Cells may be quoted
-    and contain line feeds. White space around names and cells is removed, and so is an apostrophe before a formula, as
-    exports write it. Rows without values, empty cells at the end
+    and contain line feeds. White space around names and cells is removed. Rows without values, empty cells at the end
     of a row and columns without a name are left out. A row has a problem if it is no object, has another number of
     cells than the first row, is above 1 MiB or begins the rows of a group of Parquet that cannot be read. Bytes of a
     name of a picture that are not UTF-8 are kept as surrogates. Pictures of sets are looked for in `root`, by default
@@ -283,7 +279,7 @@ def _records(lines: Iterator[str], *, delimiter: str, skips_spaces: bool) -> Ite
     while True:
         line, cells, problem = reader.line_num + 1, list[str](), ""
         try:
-            cells = [_DEFUSED.sub("", cell.strip()).strip() for cell in next(reader)]
+            cells = [cell.strip() for cell in next(reader)]
         except StopIteration:
             return
         except csv.Error as error:

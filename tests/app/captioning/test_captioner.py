@@ -9,7 +9,6 @@ import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from llama_adapter.runtime.devices.transfer import begin_fetch, upload
 from llama_adapter.runtime.errors import DeviceError
 from llama_adapter.runtime.schemes import Precision
 from tests.app.golden import GOLDEN, model_options
+from tests.llm.toys import default_dtype
 
 PICTURES = sorted((GOLDEN / "images").iterdir())
 PROMPTS = ["Describe the image.", ("Is it red?", "Look at the border."), "What is shown in this picture?", ("", "")]
@@ -296,19 +296,12 @@ def test_a_text_that_is_a_member_of_an_enum_is_its_value(captioner: Captioner, p
     assert {*map(type, (encoded.text, answer.prompt, answer.text, *(answer.choice or ())))} == {str}
 
 
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@pytest.mark.parametrize("precision", ["float", "int8"])
-def test_what_a_program_sets_in_torch_has_no_effect(precision: Precision) -> None:
+@pytest.mark.parametrize(
+    ("adapter", "precision"), [("BIAS-TINY", "float"), ("BIAS-TINY", "int8"), ("LORA-BIAS-TINY", "float")]
+)
+def test_what_a_program_sets_in_torch_has_no_effect(adapter: str, precision: Precision) -> None:
     def answered() -> tuple[object, ...]:
-        loaded = Captioner.load(**model_options(), operators="aten", precision=precision)
+        loaded = Captioner.load(**model_options(adapter), operators="aten", precision=precision)
         on_host = upload([1], torch.device("cpu"))
         assert begin_fetch(on_host).tolist() == [1]
         drawn = loaded.caption(PICTURES[0], temperature=1.3, seed=3, frequency_penalty=0.3, logprobs=2)

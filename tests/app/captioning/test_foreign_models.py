@@ -21,7 +21,7 @@ from llama_adapter.llm.runners.foreign import ForeignRunner
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError
 from tests.app.command import Run
 from tests.llm.foreign import END, TOYS, model_of, save
-from tests.llm.toys import QueuedBackend
+from tests.llm.toys import QueuedBackend, default_dtype
 
 PROMPTS = ["Hello, my name is", "A", "The quick brown fox jumps over the lazy dog, and"]
 LENGTH = 16
@@ -111,6 +111,20 @@ def test_a_device_with_a_queue_gives_the_same_texts(name: str, tmp_path: Path) -
     with Captioner(dataclasses.replace(parts, runner=queued)) as captioner:
         answers = captioner.generate_text(RAW, max_new_tokens=LENGTH)
     assert [answer.token_ids for answer in answers] == [generated(model_of(name), ids_of(one)) for one in PROMPTS]
+
+
+def test_what_a_program_sets_in_torch_has_no_effect(tmp_path: Path) -> None:
+    folder = save("gptj", tmp_path)  # its table of positions would have torch's default dtype
+
+    def answered() -> object:
+        with Captioner.load(llama_dir=folder, device="cpu") as captioner:
+            return captioner.generate_text(RAW[0], max_new_tokens=8, logprobs=1)[0].logprobs
+
+    expected, low = answered(), torch.bfloat16
+    for context in (default_dtype(low), torch.autocast("cpu", low)):
+        with context:
+            given = torch.get_default_dtype()
+            assert (answered(), torch.get_default_dtype()) == (expected, given)
 
 
 def test_a_chat_has_the_prompt_of_the_models_own_template(tmp_path: Path) -> None:

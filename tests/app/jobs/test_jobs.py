@@ -261,6 +261,19 @@ def test_a_torn_record_is_removed_and_a_run_that_starts_over_removes_all(out: Pa
     assert "3 pictures answered in" in over.err
 
 
+def test_records_of_other_names_in_a_folder_do_not_count_and_are_noted(tmp_path: Path, caption: Caption) -> None:
+    shards = tmp_path / "shards"
+    note = f"not those in `{shards / '0.jsonl'}`; to continue them"
+    shards.mkdir()
+    dataclasses.replace(caption, out=shards / "0.jsonl")("--limit", "1")
+    (shards / "0.jsonl").with_name("other.jsonl").touch()  # not of a run
+    begun, continued = (dataclasses.replace(caption, out=shards)() for _ in range(2))
+    over = dataclasses.replace(caption, out=shards)("--overwrite")
+    assert (begun.code, continued.code, over.code) == (0, 0, 0)
+    assert [note in ran.err for ran in (begun, continued, over)] == [True, False, False]
+    assert len(list(read_records(shards / "part-00000.jsonl"))) == 3
+
+
 @pytest.mark.parametrize("fault", ["model", "manifest", "lock"])
 def test_a_run_that_cannot_begin_costs_no_records(
     fault: str, run: Run, folder: Path, out: Path, caption: Caption

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
 
 from llama_adapter.runtime.devices.transfer import fetch, upload
 
@@ -65,6 +66,20 @@ def test_a_copy_to_the_host_is_waited_for_when_it_is_read(calls: list[str]) -> N
     assert calls[3:] == ["wait"]
     assert fetch(values)().tolist() == [1.0, 2.0]
     assert len(calls) == 4  # on the host, nothing is copied
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1, 2], torch.tensor([1, 2])),
+        ([0.5, 1e300], torch.tensor([0.5, torch.inf])),
+        (np.array([0.5]), torch.tensor([0.5])),
+        (np.array([1], np.uint8), torch.tensor([1], dtype=torch.uint8)),
+    ],
+)
+def test_numbers_have_the_dtype_that_models_compute_in(values: Any, expected: Tensor) -> None:
+    assert_close(upload(values, CPU), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("values", [[1, 2], np.array([1, 2])])

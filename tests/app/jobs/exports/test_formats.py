@@ -22,7 +22,6 @@ from llama_adapter.app.jobs.exports.formats import (
     to_sidecars,
 )
 from llama_adapter.app.jobs.records.record import Record
-from llama_adapter.app.pictures.inputs.tables import read_rows
 from tests.app.recorded import failed, recorded
 
 SAFE_NAMES = yaml.safe_load(Path(__file__).with_name("safe_names.yaml").read_text())
@@ -79,16 +78,12 @@ def test_each_choice_has_a_column_and_records_without_it_leave_it_empty() -> Non
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "  =", "\u00a0@"])
-def test_what_a_spreadsheet_would_compute_gets_an_apostrophe_until_it_is_read(tmp_path: Path, start: str) -> None:
+def test_what_a_spreadsheet_would_compute_gets_an_apostrophe(start: str) -> None:
     formula = f"{start}cmd|' /C calc'!A0"
-    table = to_csv([record(picture=formula, text=formula, prompt=formula)])
-    head, row = rows(table)
+    head, row = rows(to_csv([record(picture=formula, text=formula, prompt=formula)]))
 
     cells = dict(zip(head, row, strict=True))
     assert cells["picture"] == cells["text"] == cells["prompt"] == f"'{formula}"
-    (tmp_path / "answers.csv").write_bytes(table)
-    [read] = read_rows(str(tmp_path / "answers.csv"), what="table")
-    assert {read.values[name] for name in ("picture", "text", "prompt")} == {formula.strip()}
 
 
 @given(st.text())

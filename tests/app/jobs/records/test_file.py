@@ -316,16 +316,6 @@ def test_parts_that_hold_something_else_are_left_alone(folder: Path) -> None:
     assert precious.read_text() == "not ours\n"
 
 
-def test_a_folder_whose_records_have_other_names_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "0.jsonl", "a")
-    manifest_path(tmp_path / "0.jsonl").write_text("{}")
-    with pytest.raises(RecordFileError, match=r"would not count: `0\.jsonl`"):
-        open_records(str(tmp_path))
-    (tmp_path / "0.jsonl").rename(tmp_path / "part-00000.jsonl")
-    with open_records(str(tmp_path)) as records:
-        assert RecordIndex(records.files)
-
-
 def test_a_slash_or_a_folder_that_exists_means_a_folder_with_its_manifest_in_it(tmp_path: Path) -> None:
     for name in (f"{tmp_path}/new/", str(tmp_path)):
         with open_records(name) as records:
