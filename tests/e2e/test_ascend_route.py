@@ -13,6 +13,7 @@ import pytest
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.jobs.wording import one_line
 from tests.app.command import Ran, run_several
+from tests.app.exported import om_embedded
 from tests.app.golden import GOLDEN, ROOT, model_options
 from tests.fakes.exported import embedded_onnx
 from tests.npu import conftest
@@ -76,11 +77,19 @@ ROUTES: dict[tuple[str, str], tuple[str, ...]] = {
 
 @pytest.fixture(scope="module")
 def ended(encoders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Ran]:
-    """The result of captioning by each route. For 2024 also: by torch, over prefixes, and with an adapter's file."""
+    """The result of captioning by each route.
+
+    For 2024 also: by a decoder in OM files, by torch, over prefixes, and with an adapter's file.
+    """
     prefixes = tmp_path_factory.mktemp("encoded") / "prefixes"
+    decoder, encoder_om = om_embedded()
     llama = ("--llama-dir", model_options()["llama_dir"], "--llama-type", "TINY", *ADAPTER)
     of_adapter = ("caption", GOLDEN / "images", *OPTIONS, "--max-new-tokens", "12", *llama)
     commands: dict[tuple[str, str], Sequence[str | Path]] = {
+        # The first one, because others of this process import torch.
+        ("decoder", "2024"): (*CAPTION, "--decoder", decoder, "--encoder", encoder_om, "--batch-size", "4"),
+    }
+    commands |= {
         (encoder, generation): (*CAPTION, "--encoder", encoders / encoder, *flags)
         for (encoder, generation), flags in ROUTES.items()
     } | {
@@ -113,6 +122,11 @@ def test_every_encoder_gives_the_captions_of_torch(
 def test_an_om_encodes_for_a_decoder_elsewhere(ended: dict[tuple[str, str], Ran], by_torch: list[str]) -> None:
     assert ended["encode", "2024"].code == 0
     assert lines(ended["prefixes", "2024"]) == by_torch
+
+
+def test_a_decoder_in_om_files_answers_without_torch(ended: dict[tuple[str, str], Ran], by_torch: list[str]) -> None:
+    assert lines(ended["decoder", "2024"]) == by_torch
+    assert "torch" not in ended["decoder", "2024"].modules
 
 
 @pytest.mark.proves("BIAS adapters", "OM")

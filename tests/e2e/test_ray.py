@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,19 @@ def kill_a_captioner() -> None:
     raise AssertionError("there is no captioner")
 
 
+def at_records(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], object]]) -> None:
+    """Call each action after its number of records has been written."""
+    write, num_written = RecordWriter.write, 0
+
+    def counting(self: RecordWriter, record: Record) -> None:
+        nonlocal num_written
+        write(self, record)
+        num_written += 1
+        actions.get(num_written, lambda: None)()
+
+    monkeypatch.setattr(RecordWriter, "write", counting)
+
+
 @pytest.mark.proves("Ray clusters", "CPU")
 def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
     cluster: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -121,15 +134,7 @@ def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
     doomed = cluster.add_node(**MACHINE)
     lost = []
     lose = {16: kill_a_captioner, 60: lambda: lost.append(cluster.remove_node(doomed, allow_graceful=False))}
-    write, num_written = RecordWriter.write, 0
-
-    def counting(self: RecordWriter, record: Record) -> None:
-        nonlocal num_written
-        write(self, record)
-        num_written += 1
-        lose.get(num_written, lambda: None)()
-
-    monkeypatch.setattr(RecordWriter, "write", counting)
+    at_records(monkeypatch, lose)
     handler = signal.getsignal(signal.SIGTERM)
 
     code = run_job(job_of(pictures, out=out), RayRunner(RayOptions(address=cluster.address)))
@@ -142,6 +147,18 @@ def test_a_lost_process_and_a_lost_machine_cost_and_repeat_nothing(
     assert run.end_reason == "finished"
     assert sum(run.counts.values()) == sum(expected.values())
     assert run.job["engine"] == {"name": "ray", "captioners": 2}
+
+
+def test_an_interrupted_job_answers_what_is_begun_and_no_more(
+    cluster: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_of(pictures, out=tmp_path / "answers.jsonl")
+    at_records(monkeypatch, {30: lambda: os.kill(os.getpid(), signal.SIGINT)})
+
+    assert run_job(job, RayRunner(RayOptions(address=cluster.address, actors=1))) == ExitCode.INTERRUPTED
+
+    assert 30 <= seen(tmp_path / "answers.jsonl").total() < 80 * len(job.questions)
+    assert [run.end_reason for run in read_manifest(tmp_path / "answers.jsonl")] == ["interrupted"]
 
 
 def test_pictures_are_read_from_an_address_and_what_is_not_there_is_told(

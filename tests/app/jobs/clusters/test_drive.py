@@ -1,23 +1,16 @@
-"""The loop of a job on many machines, its chunks, captioners and readers: every question gets one answer."""
+"""The loop of a job on many machines, and its chunks: every question gets one answer."""
 
 import random
-import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from llama_adapter.app.captioning.tasks.answers import Answer
-from llama_adapter.app.captioning.tasks.choose import OneOf
-from llama_adapter.app.captioning.tasks.question import Question
-from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
-from llama_adapter.app.jobs.clusters.actors import IN_HAND, Crew, LostChunk
+from llama_adapter.app.jobs.clusters.actors import LostChunk
 from llama_adapter.app.jobs.clusters.chunks import (
     MAX_LOSSES,
     MAX_PICTURES,
@@ -29,91 +22,14 @@ from llama_adapter.app.jobs.clusters.chunks import (
 )
 from llama_adapter.app.jobs.clusters.cluster import WorkersFailedError
 from llama_adapter.app.jobs.clusters.drive import MAX_LOST_READINGS, Drive, check_alike, loaded
-from llama_adapter.app.jobs.clusters.places import Place
-from llama_adapter.app.jobs.clusters.reading import Readers, Reading, read_chunk
-from llama_adapter.app.jobs.clusters.worker import LoadedModel, NotLoaded
-from llama_adapter.app.jobs.job import Job
-from llama_adapter.app.jobs.job_planner import Asked, JobPlanner
+from llama_adapter.app.jobs.clusters.worker import NotLoaded
+from llama_adapter.app.jobs.job_planner import JobPlanner
 from llama_adapter.app.jobs.records.file import RecordWriter
 from llama_adapter.app.jobs.records.index import RecordIndex
-from llama_adapter.app.jobs.records.key import RecordKey
-from llama_adapter.app.jobs.records.record import Record, answer_to_record
-from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.pictures.inputs import InputSpec, PictureInput
-from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.app.pictures.inputs import PictureInput
 from llama_adapter.runtime.errors import ExitCode, UsageError
 from llama_adapter.runtime.problems import Problem
-from llama_adapter.vision.pixels import PixelRule
-from tests.app.golden import picture
-from tests.app.recorded import answered
-from tests.app.toys import INFO
-
-SPEC = CaptionerSpec(batch_size=8)
-FIRST = LoadedModel(host="here", spec=SPEC, info=INFO, pixels=PixelRule(image_size=32))
-
-
-def item(index: int, *, size: int | None = None) -> WorkItem:
-    source: str | bytes = f"{index}.png" if size is None else bytes(size)
-    key = RecordKey(picture=f"{index}.png", prompt="What?", model_digest=INFO.digest, settings={})
-    asked = Asked(key=key, root=None, path=None, supersedes=())
-    question = WorkQuestion(index=index, prompt="What?", tag=asked)
-    return WorkItem(picture=source, label=f"{index}.png", questions=(question,))
-
-
-QUESTIONS = (
-    Question(),
-    Question(instruction="Is it {stem}?", task=OneOf(("yes", "no"))),
-    Question(instruction="Look", input="closely"),
-    Question(raw="A picture of"),
-)
-
-
-def planner_of(earlier: RecordIndex | None = None, *, retry_errors: bool = False) -> JobPlanner:
-    out = None if earlier is None else "answers.jsonl"
-    job = Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS, out=out, retry_errors=retry_errors)
-    return JobPlanner(job, spec=SPEC, info=INFO, earlier=earlier)
-
-
-def record_of(answer: Answer) -> Record:
-    return answer_to_record(answer, key=answer.tag.key, run="run")
-
-
-def answer_to(question: WorkQuestion, label: str, digest: str, **changes: Any) -> Answer:
-    return answered(index=question.index, picture=label, digest=digest, tag=question.tag, **changes)
-
-
-def known_after(folder: Path, *, digest: str, num_questions: int, retry_errors: bool = False, **changes: Any) -> Known:
-    """The answers that workers know of after a run that answered some questions about a.png."""
-    planner = planner_of()
-    work, _ = planner.item(PictureInput(source="a.png", label="a.png"))
-    with RecordWriter(folder / "answers.jsonl") as file:
-        for question in work.questions[:num_questions]:
-            file.write(record_of(answer_to(question, "a.png", digest, **changes)))
-    return Known(index=RecordIndex([folder / "answers.jsonl"]), retry_errors=retry_errors)
-
-
-class FakeRay:
-    """Ray whose calls end when and as a test says. A reference is the number of a call, from 1."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        ray = pytest.importorskip("ray")
-        self.num_calls, self.ended = 0, dict[int, Any]()
-        patch.setattr(ray, "wait", self._wait)
-        patch.setattr(ray, "get", self._get)
-
-    def call(self, *_: object, **__: object) -> int:
-        self.num_calls += 1
-        return self.num_calls
-
-    def _wait(self, references: list[int], *, num_returns: int = 1, timeout: float) -> tuple[list[int], list[int]]:
-        done = [one for one in references if one in self.ended][:num_returns]
-        return done, [one for one in references if one not in done]
-
-    def _get(self, reference: int) -> Any:
-        if isinstance(self.ended[reference], Exception):
-            raise self.ended[reference]
-        return self.ended[reference]
-
+from tests.app.jobs.clusters.made import FIRST, INFO, QUESTIONS, answer_to, item, known_after, planner_of, record_of
 
 # Chunks of work: their sizes, what workers may leave out, and what follows a loss
 
@@ -403,177 +319,3 @@ def test_captioners_of_different_models_do_not_work_together() -> None:
     check_alike(INFO, INFO, hosts=("there", "here"))
     with pytest.raises(WorkersFailedError, match="there is another than on here"):
         check_alike(replace(INFO, digest="cd" * 32), INFO, hosts=("there", "here"))
-
-
-# The captioners: what becomes of the chunks of one whose process ends
-
-
-ray = pytest.importorskip("ray")
-PLACE = Place(machine="here", device="cpu", num_cpus=1.0, devices={}, threads=1)
-
-
-@pytest.fixture
-def fake_ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    return FakeRay(monkeypatch)
-
-
-@pytest.fixture
-def crew(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Crew:
-    """One captioner, which is ready."""
-    call = SimpleNamespace(remote=fake_ray.call, options=lambda **_: call)
-    monkeypatch.setattr(Crew, "_started", lambda crew, place: SimpleNamespace(load=call, answer=call))
-    crew = Crew(Job(spec=SPEC, inputs=InputSpec(), questions=QUESTIONS), [PLACE], ".", say=lambda text: None)
-    crew.start()
-    fake_ray.ended[1] = FIRST
-    assert list(crew.wait(0.0)) == [FIRST]
-    return crew
-
-
-@pytest.fixture
-def chunks(crew: Crew) -> list[Chunk]:
-    """Those that the captioner has in hand: as many as it takes."""
-    chunks = [Chunk(items=(item(number),)) for number in range(IN_HAND)]
-    pixels: Any = b""
-    for chunk in chunks:
-        crew.give(chunk, pixels)
-    assert (crew.num_in_hand, crew.can_take) == (2, False)
-    return chunks
-
-
-def test_of_the_chunks_of_an_ended_captioner_the_first_may_be_the_cause_and_the_others_waited(
-    fake_ray: FakeRay, crew: Crew, chunks: list[Chunk]
-) -> None:
-    ended = ray.exceptions.RayActorError()
-    fake_ray.ended |= {2: ended, 3: ended}  # both calls of the actor fail, and the second one tells nothing new
-
-    came = list(crew.wait(0.0))
-
-    assert came == [LostChunk(chunks[0], may_be_cause=True), LostChunk(chunks[1], may_be_cause=False)]
-    assert (crew.num_in_hand, crew.num_ready, fake_ray.num_calls) == (0, 0, 4)  # it loads again, once
-    fake_ray.ended[4] = FIRST
-    assert list(crew.wait(0.0)) == [FIRST]
-    assert (crew.num_ready, crew.can_take) == (1, True)
-
-
-def test_a_chunk_whose_pixels_are_lost_leaves_its_captioner_ready(
-    fake_ray: FakeRay, crew: Crew, chunks: list[Chunk]
-) -> None:
-    answered = AnsweredChunk(digests=("",), answers=())
-    fake_ray.ended |= {2: ray.exceptions.RayError("lost"), 3: answered}
-
-    assert list(crew.wait(0.0)) == [LostChunk(chunks[0], may_be_cause=True), (chunks[1], answered)]
-    assert (crew.num_ready, crew.num_in_hand, fake_ray.num_calls) == (1, 0, 3)
-
-
-# Readers: chunks are read, and answered pictures are left out
-
-
-READING = Reading(spec=SPEC.pictures, pixels=PixelRule(image_size=32), kind="thread", timeout_s=10.0, folder=".")
-read = partial(read_chunk, reading=READING, known=None)
-
-
-def test_a_chunk_is_read_and_what_is_wrong_with_a_picture_is_in_its_place(tmp_path: Path) -> None:
-    shutil.copy(picture("noise_128x96.png"), tmp_path / "good.png")
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    unnamed = PictureReading()
-    items = [replace(item(index), picture=str(tmp_path / name)) for index, name in enumerate(("good.png", "bad.png"))]
-
-    done = read(Chunk(items=(*items, replace(item(2), picture=unnamed))))
-
-    assert done.problem is None
-    good, bad, other = (one.picture for one in done.items)
-    assert good.pixels.shape == (32, 32, 3)
-    assert bad.error.code == "not_a_picture"
-    assert other == unnamed
-    assert [one.questions for one in done.items] == [one.questions for one in (*items, item(2))]
-
-
-@pytest.mark.parametrize("scheme", ["", "slow://"], ids=["files", "addresses"])
-def test_slow_pictures_come_all_and_in_their_order(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
-    """Their time does not matter: the driver asks for a chunk once, and matches pictures by position."""
-
-    def wait(picture: object, **_: object) -> PictureReading:
-        number = int(str(picture).rpartition("/")[2].removesuffix(".png"))
-        time.sleep(0.06 - 0.01 * number if number < 5 else 0)
-        return PictureReading(digest=str(number))
-
-    monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading.read_remote", lambda address: address)
-    monkeypatch.setattr("llama_adapter.app.jobs.clusters.reading._reader", lambda reading: SimpleNamespace(read=wait))
-    items = tuple(replace(item(number), picture=f"{scheme}{number}.png") for number in range(9))
-
-    done = read(Chunk(items=items))
-
-    assert done.problem is None
-    assert [one.questions for one in done.items] == [one.questions for one in items]
-    assert [one.picture.digest for one in done.items if isinstance(one.picture, PictureReading)] == [*"012345678"]
-
-
-def test_pictures_that_are_answered_are_hashed_and_no_more(tmp_path: Path) -> None:
-    shutil.copy(picture("noise_128x96.png"), tmp_path / "a.png")
-    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
-    chunk = Chunk(items=(work,))
-    (looked,) = read(chunk).items
-    known = known_after(tmp_path, digest=looked.picture.digest, num_questions=len(QUESTIONS))
-
-    (left_out,) = read(chunk, known=known).items
-    (sure,) = read(replace(chunk, is_sure=True), known=known).items
-
-    assert left_out.picture.is_only_digest
-    assert left_out.picture.digest == looked.picture.digest
-    assert sure.picture.pixels is not None
-
-
-@pytest.mark.parametrize("retry_errors", [False, True])
-def test_missing_pictures_that_failed_are_left_out_unless_they_are_tried_again(
-    tmp_path: Path, retry_errors: bool
-) -> None:
-    work, _ = planner_of().item(PictureInput(source=str(tmp_path / "a.png"), label="a.png"))
-    chunk = Chunk(items=(work,))
-    (failed,) = (item.picture for item in read(chunk).items)
-    how: dict[str, Any] = {"num_questions": len(QUESTIONS), "retry_errors": retry_errors, "error": failed.error}
-    known = known_after(tmp_path, digest=failed.digest, **how)
-
-    (again,) = (item.picture for item in read(chunk, known=known).items)
-
-    assert (again.is_only_digest, again.error) == ((False, failed.error) if retry_errors else (True, None))
-
-
-@pytest.fixture
-def fake_tasks(fake_ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    task = SimpleNamespace(remote=lambda *_, **__: (fake_ray.call(), b"read"))
-    monkeypatch.setattr("ray.remote", lambda function: SimpleNamespace(options=lambda **_: task))
-    monkeypatch.setattr("ray.put", lambda value: value)
-    return fake_ray
-
-
-def test_readers_tell_lost_processes_from_code_that_cannot_run(fake_tasks: FakeRay) -> None:
-    from ray import exceptions
-
-    chunks = [Chunk(items=(item(number),)) for number in range(4)]
-    readers = Readers(READING, known=None, at_once=4, most=4)
-    for chunk in chunks:
-        readers.add(chunk)
-    broken = exceptions.RuntimeEnvSetupError("no module named llama_adapter")
-    ends = (None, exceptions.WorkerCrashedError(), exceptions.OutOfMemoryError("9 GB"), broken)
-    fake_tasks.ended |= dict(enumerate(ends, start=1))
-
-    taken = [readers.take(timeout_s=0.0) for _ in range(5)]
-
-    assert taken == [(chunks[0], b"read"), (chunks[1], None), (chunks[2], None), (chunks[3], broken), None]
-
-
-def test_readers_are_bounded_in_what_they_read_and_in_what_waits(fake_tasks: FakeRay) -> None:
-    chunk, readers = Chunk(items=(item(0),)), Readers(READING, known=None, at_once=2, most=3)
-
-    def add_all() -> int:
-        while readers.can_take:
-            readers.add(chunk)
-        return readers.num_pending
-
-    assert add_all() == 2
-    fake_tasks.ended[1] = None
-    assert add_all() == 3
-    fake_tasks.ended[2] = None
-    assert add_all() == 3
-    readers.take(timeout_s=0.0)
-    assert add_all() == 3

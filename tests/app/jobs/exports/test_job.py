@@ -133,7 +133,9 @@ def test_settings_that_do_not_go_together_are_refused_with_the_job(settings: dic
 # Which records
 
 
-def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stays(answers: Answers) -> None:
+def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stays(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
     newer: Any = record() | {"further": [1]}  # with a key of a newer program
     rest = [record("b.png", failed=True), record(prompt="Where?"), record("c.png", unfamiliar=True)]
     answers.write(record(failed=True, run="earlier"), newer, *rest, end='{"id": "torn')
@@ -141,6 +143,7 @@ def test_superseded_failures_and_a_torn_last_line_are_left_out_and_the_file_stay
 
     assert answers.export("jsonl", "clean.jsonl") == ExitCode.OK
     answers.export("jsonl", "some.jsonl", prompt="What?", only_answers=True, skip_unfamiliar=True)
+    assert "1 unfamiliar" in capsys.readouterr().err
     assert answers.records("clean.jsonl") == [newer, *rest]
     assert answers.records("some.jsonl") == [newer]
     assert answers.path.read_bytes() == before

@@ -336,10 +336,11 @@ def test_files_are_private_and_named_by_us(client: httpx.Client, folder: Path) -
     assert not [name for name in names if not name.startswith(("file-", "batch_")) and name != "lock"]
 
 
-def test_a_part_that_is_not_known_is_named(client: httpx.Client) -> None:
-    data = {"purpose": "batch", "expires_after[seconds]": "3600"}  # as OpenAI names it
+@pytest.mark.parametrize("name", ["expires_after[seconds]", "file[]", "purpose[]"])  # the first is OpenAI's
+def test_a_part_that_is_not_known_is_named(client: httpx.Client, name: str) -> None:
+    data = {"purpose": "batch", name: "3600"}
     error = client.post("/v1/files", files={"file": b"x"}, data=data).json()["error"]
-    assert error["message"] == "Unknown part `expires_after[seconds]`, or a second one."
+    assert (error["message"], error["param"]) == (f"Unknown part `{name}`, or a second one.", name)
 
 
 @pytest.mark.parametrize("file_id", ["file-0", "..%2Flock", "%2e%2e%2flock", "file-1/../../lock", "lock"])

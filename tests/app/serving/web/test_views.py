@@ -108,6 +108,7 @@ def judged(index: int, probability: float, **changes: Any) -> Result:
         progress_view(PROGRESS, state="failed", notes=[EVIL], trouble=EVIL),
         "".join(cards([result(0, picture=EVIL, text=EVIL)], num_answered=1, rule=Rule())),
         "".join(cards([judged(0, 0.9, picture=EVIL)], num_answered=1, rule=Rule())),
+        "".join(cards([result(0, choice={EVIL: 0.9, "no": 0.1})], num_answered=1, rule=Rule())),
         "".join(failures([result(1, picture=EVIL, text=EVIL, code=EVIL)])),
         decisions([result(0, text=EVIL, choice={EVIL: 0.9, "no": 0.1})], (EVIL, "no"), Rule()),
         named(EVIL),
