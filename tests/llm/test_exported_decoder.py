@@ -52,7 +52,7 @@ CONFIGS = {
     "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
     **FAMILIES,
 }
-CHOICES = ((5,), (6, 7, 8), (6, 9) * 4, (5, 7, 9))  # continuations that are scored
+CHOICES = ((5,), (6, 7, 8), (6, 9) * 4, (5, 7, 9), (7, 8) * 4, (9,) * 8)  # continuations that are scored
 SETTINGS = [
     SamplingParams(max_new_tokens=12),
     SamplingParams(max_new_tokens=9, temperature=0.8, seed=1),

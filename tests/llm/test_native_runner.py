@@ -48,7 +48,7 @@ CONFIGS = {
     "no queries": dataclasses.replace(CONFIG, num_queries=0),
     "one layer": dataclasses.replace(CONFIG, num_layers=1, num_adapter_layers=1),
     "adapter everywhere": dataclasses.replace(CONFIG, num_adapter_layers=3, separate_adapter_kv=True),
-    # As families of decoders differ.
+    # As families of decoders differ. Windows are shorter than prompts, caps near the size of scores and logits.
     "groups of 3": dataclasses.replace(CONFIG, num_heads=6, num_kv_heads=2, head_dim=64),
     "groups of 7, heads of 80": dataclasses.replace(CONFIG, num_heads=7, num_kv_heads=1, head_dim=80),
     "grouped": dataclasses.replace(FAMILIES["grouped"], **SIZES, num_heads=2, num_kv_heads=1, head_dim=128),
@@ -317,6 +317,9 @@ def test_prefixes_are_those_of_the_adapters_module(config: DecoderConfig, dtype:
             torch.testing.assert_close(torch.from_numpy(made), wanted.float(), rtol=limit, atol=limit)
 
 
+# A decode step in the program of a prefill
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("are_equal", [True, False], ids=["equal prompts", "different prompts"])
@@ -343,9 +346,6 @@ def test_a_mixed_step_gives_the_logits_of_its_parts(
         ours.run(first)
         given = [ours.predict(MixedPlan(step, prefill)).logits_RV, ours.decode([5] * 6, positions).logits_RV.copy()]
         assert np.array_equal(np.concatenate(given), np.concatenate(expected))
-
-
-# A decode step in the program of a prefill
 
 
 def test_running_rows_go_on_while_new_ones_are_admitted() -> None:
