@@ -12,8 +12,8 @@ from llama_adapter.runtime.plots import check_plot
 
 
 def run_eval(options: argparse.Namespace) -> int:
-    if os.path.lexists(options.out) and not os.path.isdir(options.out):
-        raise UsageError(f"--out is a folder, and `{options.out}` is a file")
+    if options.out == "-" or (os.path.lexists(options.out) and not os.path.isdir(options.out)):
+        raise UsageError(f"--out names a folder, got `{options.out}`")
     spec = spec_from(options, sees_pictures=False)  # data may be text alone
     from llama_adapter.app.captioning.tasks.question import Question
     from llama_adapter.app.jobs.job import Job

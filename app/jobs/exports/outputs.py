@@ -157,8 +157,8 @@ def kohya_lines(rows: Iterable[Row], *, template: Template, refusals: Refusals) 
 def _is_usable(picture: str, path: str, *, refusals: Refusals) -> bool:
     """Whether a picture exists and has a name that JSON can hold; refused otherwise."""
     if not os.path.isfile(path):
-        reason = "run it in the folder where the job ran, or remove the record if the picture is deleted"
-        refusals.add(picture, f"there is no such picture; {reason}")
+        advice = "export in the folder where the job ran; remove the record of a deleted picture"
+        refusals.add(picture, f"there is no such file; {advice}")
     elif name_as_text(path) != path:
         refusals.add(picture, "its name is not UTF-8, which JSON has to be; rename the picture")
     else:

@@ -144,8 +144,8 @@ class SidecarFiles:
             raise _RefusedError("it is in no folder that texts may be written to; name its folder as --below")
         if not os.path.isfile(place):
             raise _RefusedError(
-                "there is no such picture; run it in the folder where the job ran, remove the record if the picture is "
-                "deleted, or name a folder as --out for its text"
+                "there is no such file; export in the folder where the job ran, remove the record of a deleted "
+                "picture, or name a folder as --out for its text"
             )
 
     def _put(self, folder: str, name: str, text: str) -> None:
