@@ -15,7 +15,9 @@ from llama_adapter.runtime.errors import GraphError, LlamaAdapterError
 from llama_adapter.vision.pixels import CLIP_PIXELS, PIXEL_MEAN, PIXEL_STD
 from llama_adapter.vision.preprocess import preprocess
 
-_MEAN_C11, _STD_C11 = torch.tensor((PIXEL_MEAN, PIXEL_STD), dtype=torch.float32, device="cpu").view(2, 3, 1, 1)
+_MEAN_C11, _STD_C11 = (
+    torch.tensor(values, dtype=torch.float32, device="cpu").view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD)
+)
 
 
 def clip_transform(image: Image.Image) -> Tensor:
