@@ -70,7 +70,8 @@ def assemble_parts(
     choice = DtypeChoice(spec, backend=backend, mode=mode)
     given: GivenEncoder | None = None
     group: RankGroup | None = None
-    with without_autocast("cpu"), ExitStack() as stack:  # LoRA is merged there
+    # A program may have set another device or autocast. LoRA is merged on the CPU.
+    with torch.device("cpu"), without_autocast("cpu"), ExitStack() as stack:
         if spec.tensor_parallel > 1:
             if load is not None and not isinstance(load, RandomLoader):
                 raise UsageError("A model made in this process is not split: tensor_parallel must be 1")

@@ -353,13 +353,13 @@ class Captioner:
     def ask(self, picture: Pictures, question: Prompt, **options: Unpack[AskOptions]) -> Answer:
         """Answer a question about one picture, or about several together if the model sees pictures as tokens.
 
-        The parameters are those of `generate` without `n`. Raises ValueError for several if the model sees one.
+        The parameters are those of `generate` without `n`. Raises ValueError for several if the model sees one picture.
         """
         return self._one(picture, [question], **options)
 
     def _one(self, picture: Pictures, prompts: list[Prompt] | None, **options: Unpack[AskOptions]) -> Answer:
         if (n := options.pop("n", 1)) != 1:
-            raise ValueError(f"`generate` returns several answers: n is 1 here, got {n!r}")
+            raise ValueError(f"`caption` and `ask` give one answer: n must be 1, got {n!r}; `generate` gives several")
         return _answers(self._stream(partial(self._only, picture), prompts, **options))[0]
 
     def _only(self, picture: Pictures) -> list[GivenPicture]:

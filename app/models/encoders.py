@@ -315,10 +315,11 @@ def open_torch_encoder(spec: CaptionerSpec, exported: ExportedModel) -> tuple[Vi
 
     Raises CheckpointError without CLIP, GraphError for another model.
     """
-    model, _ = stream_model(spec, dtype=torch.float32)
-    if not has_clip(model):
-        raise CheckpointError(f"`{model.name}` has no CLIP", hint="name its file as --clip")
-    check_fingerprint(model.source.fingerprint, exported, what=f"The model `{model.name}`", name=model.name)
-    backend = open_backend("cpu")
-    options: Any = {"num_rows": 1, "operators": spec.operators, "backend": backend}
-    return place_encoder(model.vision_config, model.vision_state, **options), model.precision
+    with torch.device("cpu"):  # a program may have made another device torch's default
+        model, _ = stream_model(spec, dtype=torch.float32)
+        if not has_clip(model):
+            raise CheckpointError(f"`{model.name}` has no CLIP", hint="name its file as --clip")
+        check_fingerprint(model.source.fingerprint, exported, what=f"The model `{model.name}`", name=model.name)
+        backend = open_backend("cpu")
+        options: Any = {"num_rows": 1, "operators": spec.operators, "backend": backend}
+        return place_encoder(model.vision_config, model.vision_state, **options), model.precision

@@ -28,7 +28,7 @@ class Channel:
         """Send a command of plain values. Raises CollectiveError."""
         text = json.dumps(command).encode()
         data = torch.frombuffer(bytearray(len(text).to_bytes(_LENGTH_BYTES, "little") + text), dtype=torch.uint8)
-        head = torch.zeros(_HEAD_BYTES, dtype=torch.uint8)
+        head = torch.zeros(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
         head[: len(data)] = data[:_HEAD_BYTES]
         self._broadcast(head)
         if len(data) > _HEAD_BYTES:

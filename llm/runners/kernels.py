@@ -293,7 +293,7 @@ class _Ranks:
 
     def from_first(self, token_ids: list[int]) -> list[int]:
         """The first rank's tokens."""
-        first: list[int] = self.ranks.from_first(self._torch.tensor(token_ids)).tolist()
+        first: list[int] = self.ranks.from_first(self._torch.tensor(token_ids, device="cpu")).tolist()
         return first
 
     def _add(self, address: int, count: int) -> int:

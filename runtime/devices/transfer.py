@@ -10,7 +10,7 @@ Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | np.ndarray
 
 
 def upload(values: Numbers, device: torch.device) -> Tensor:
-    """A tensor on a device, int64 or float32, or of an array's other type, whose memory it shares on the host.
+    """Numbers as a tensor on a device: int64, float32, or the type of an array, whose memory it shares on the host.
 
     Float64 becomes float32, and infinite above its range. A GPU copies the tensor from pinned memory after the work
     that it was given before.

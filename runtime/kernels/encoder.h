@@ -150,6 +150,7 @@ static void lay_out(const mixing_memory_t *memory, int type, const void *k, cons
     for (int64_t token = 0; token < num_tokens; token++) {
         uint32_t *key = (uint32_t *)memory->keys + token / BLOCK * num_words * BLOCK + token % BLOCK;
         const void *from = element(k, type, token * row_stride);
+        /* Rows are far apart. Keys are fetched 8 tokens ahead; values are copied only after all keys. */
         for (int64_t at = 0; at < head_dim * bytes; at += 64) {
             __builtin_prefetch((const char *)element(k, type, (token + 8) * row_stride) + at);
             __builtin_prefetch((const char *)element(v, type, token * row_stride) + at);

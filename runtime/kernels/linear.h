@@ -220,8 +220,8 @@ ALWAYS_INLINE void quantise(const int kind, const converted_t *self, const wide_
 
 #define MEASURED_AT_ONCE 8
 
-/* Rounds inputs first..end-1 of fewer than 2^32 groups of rows. Some groups are measured before the first of them is
- * rounded: one group alone would wait for its largest number. */
+/* Rounds inputs first..end-1 of `num_rows` rows, which have fewer than 2^32 groups together. Some groups are measured
+ * before the first of them is rounded: one group alone would wait for its largest number. */
 ALWAYS_INLINE void quantise_rows(const int kind, const converted_t *self, int64_t first_row, int64_t num_rows,
                                  int64_t first, int64_t end, const void *x, int type, int64_t at, int64_t row_step) {
     wide_group_t found[MEASURED_AT_ONCE];
@@ -467,7 +467,7 @@ static int64_t parts_of_group(const product_t *self, int num_threads) {
     return least(most(1, at_once / num_threads), parts_of(num_parts, num_threads));
 }
 
-/* Brings the memory of a panel's results into the cache while its sums are computed. Few rows are in the cache already. */
+/* Brings the memory of a panel's results into the cache while its sums are computed. That of few rows is there already. */
 static void fetch_results(const product_t *self, int64_t first_row, int64_t num_rows, int64_t panel) {
     int64_t each = self->how == STORE_BFLOAT16 ? 2 : 4, row_bytes = self->linear->num_out * each;
     const char *out = (const char *)self->out + first_row * row_bytes + panel * each;

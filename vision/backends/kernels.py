@@ -61,7 +61,7 @@ class KernelTower:
             dtype=dtype,
             library=library,
         )
-        # Pixels minus the nearest whole numbers to the mean: errors of weights do not add up, and bfloat16 keeps them.
+        # Pixels minus the rounded mean: errors of rounded weights do not add up, and bfloat16 holds whole pixels.
         self._mean_F = np.tile(np.rint(zero_picture(config, channel_order=whole.channel_order)[0, 0]), side**2)
         is_narrow = self._blocks.has_few_bits and library.multiplies_bfloat16
         shift_W = shift_W + weight_WF @ self._mean_F

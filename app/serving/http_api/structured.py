@@ -111,7 +111,7 @@ def _plain(schema: Any, *, root: Mapping[str, Any]) -> Any:
 
 
 def _joined(part: Any, others: dict[Any, Any]) -> dict[str, Any] | None:
-    """Both schemas as one; None if both constrain the same thing, unless by one text, or if `part` is no object."""
+    """Both schemas as one; None if both constrain one thing, other than by equal texts, or if `part` is no object."""
     members, binding = {"properties", "additionalProperties"}, others.keys() - _NOTES
     if not isinstance(part, dict) or (members & part.keys() and members & binding):
         return None  # one of these keywords is about the other beside it
