@@ -29,7 +29,12 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
     if dtype == "float32":
         return x
     bits = x.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    added = bits >> 16  # each step is in place: large arrays of a model are rounded here
+    added &= 1
+    added += 0x7FFF
+    added += bits
+    added >>= 16
+    return added.astype(np.uint16)
 
 
 def numbers(kept: np.ndarray) -> np.ndarray:
