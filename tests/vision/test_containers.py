@@ -1,4 +1,4 @@
-"""Only damage of the pixels refuses a picture; valid files of kinds that are not read are told from damaged ones."""
+"""Only damage of the pixels refuses a picture; valid files of kinds that are not read have errors of their own."""
 
 import struct
 import zlib
