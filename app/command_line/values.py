@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -144,6 +145,12 @@ def settings(kind: Callable[..., T], values: Mapping[str, Any], *, shown: Mappin
     with in_flags(flags, effective=values.get("effective", ())):
         given = {name: values[name] for name in fields if name in values}
         return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+
+
+def require_folder(out: str) -> None:
+    """Raise UsageError if `--out` is no folder and none can be made there."""
+    if out == "-" or (os.path.lexists(out) and not os.path.isdir(out)):
+        raise UsageError(f"--out names a folder, got `{out}`")
 
 
 def refuse_without(needed: str, options: argparse.Namespace, *names: str) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from llama_adapter.app.command_line.commands.answering import are_encoded, inputs_from
-from llama_adapter.app.command_line.values import settings, spec_from
+from llama_adapter.app.command_line.values import require_folder, settings, spec_from
 from llama_adapter.app.models.sight import require_sight
 from llama_adapter.app.models.spec import CaptionerSpec, EncoderSources
 from llama_adapter.runtime.errors import UsageError
@@ -18,8 +18,7 @@ def run_encode(options: argparse.Namespace) -> int:
     inputs = inputs_from(options)
     if are_encoded(inputs):
         raise UsageError("These pictures are encoded already", hint="`caption` and `ask` take them")
-    if options.out == "-" or (os.path.lexists(options.out) and not os.path.isdir(options.out)):
-        raise UsageError(f"--out names a folder, got `{options.out}`")
+    require_folder(options.out)
     from llama_adapter.app.captioning.tasks.question import Question
     from llama_adapter.app.jobs.encoding import EncodeRunner
     from llama_adapter.app.jobs.job import Job

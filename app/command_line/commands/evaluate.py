@@ -5,15 +5,14 @@ import json
 import os
 import sys
 
-from llama_adapter.app.command_line.values import settings, spec_from
+from llama_adapter.app.command_line.values import require_folder, settings, spec_from
 from llama_adapter.runtime.atomic_write import atomic_write, require_place
-from llama_adapter.runtime.errors import ExitCode, UsageError
+from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.plots import check_plot
 
 
 def run_eval(options: argparse.Namespace) -> int:
-    if options.out == "-" or (os.path.lexists(options.out) and not os.path.isdir(options.out)):
-        raise UsageError(f"--out names a folder, got `{options.out}`")
+    require_folder(options.out)
     spec = spec_from(options, sees_pictures=False)  # data may be text alone
     from llama_adapter.app.captioning.tasks.question import Question
     from llama_adapter.app.jobs.job import Job
