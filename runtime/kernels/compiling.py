@@ -25,7 +25,8 @@ LIBRARIES = ("-lm",)
 FOLDER = Path(__file__).parent
 SOURCES = (
     "kernels.c",
-    *(f"{name}.h" for name in ("decoder", "encoder", "rounding", "training", "linear", "tiles", "parallel", "vector")),
+    *(f"{name}.h" for name in ("decoder", "encoder", "rounding", "training", "linear", "matrices", "amx")),
+    *(f"{name}.h" for name in ("tiles", "parallel", "vector")),
     *(f"vector_{instructions.name}.h" for instructions in INSTRUCTION_SETS),
 )
 ZIGLANG = (sys.executable, "-m", "ziglang", "cc")  # the Clang of the package ziglang

@@ -2,8 +2,8 @@
  *
  * x += Attention(LN(x)); x += down(activation(up(LN(x)))). Everything between the linear layers is float32, with one
  * exception: after 8-bit and 4-bit weights, attention multiplies bfloat16 numbers if the instruction set can. Their
- * rounding error is smaller than that of the layers. Attention uses the tiles of tiles.h: a head's keys, and then its
- * values, are used as weights, and all tokens are multiplied by them.
+ * rounding error is smaller than that of the layers. Attention uses the tiles of tiles.h, or AMX: a head's keys, and then
+ * its values, are used as weights, and all tokens are multiplied by them.
  */
 #pragma once
 
@@ -65,9 +65,16 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
     }
 }
 
+/* Rows that are multiplied together, and the number of inputs that all products are padded to. */
+static inline bool mixes_by_matrices(int type) { return has_matrices && type == BFLOAT16; }
+static inline int64_t rows_at_once(int type) { return mixes_by_matrices(type) ? 2 * MATRIX_ROWS : TILE_ROWS; }
+static inline int64_t input_step(int type) { return mixes_by_matrices(type) ? GROUP : 2; }
+
+#define MOST_AT_ONCE (2 * MATRIX_ROWS > TILE_ROWS ? 2 * MATRIX_ROWS : TILE_ROWS)
+
 /* Index of the sum of a row and an output in tiles that are stored one after the other. */
-static inline int64_t place_of_sum(int64_t row, int64_t output) {
-    return (output / PANEL * TILE_ROWS + row) * SUMS_APART + output % PANEL;
+static inline int64_t place_of_sum(int type, int64_t row, int64_t output) {
+    return (output / PANEL * rows_at_once(type) + row) * SUMS_APART + output % PANEL;
 }
 
 /* Softmax before its division: e^(scale (x - largest)) of `count` sums for each of `num_rows` rows. Rows of `out`
@@ -78,10 +85,10 @@ static void soften(const float *sums, int64_t num_rows, int64_t count, float sca
     for (int64_t r = 0; r < num_rows; r++) {
         floats_t largest = splat(-INFINITY), total = zeros();
         for (int64_t t = 0; t < count; t += LANES)
-            largest = larger(largest, load_first_or(sums + place_of_sum(r, t), count - t, -INFINITY));
+            largest = larger(largest, load_first_or(sums + place_of_sum(type, r, t), count - t, -INFINITY));
         floats_t most_of_all = splat(largest_of(largest) * scale);
         for (int64_t t = 0; t < count; t += LANES) {
-            floats_t exponent = times_add(load(sums + place_of_sum(r, t)), splat(scale), subtract(zeros(), most_of_all));
+            floats_t exponent = times_add(load(sums + place_of_sum(type, r, t)), splat(scale), subtract(zeros(), most_of_all));
             floats_t part = only_first(exponential(exponent), count - t);
             total = add(total, part);
             if (type == BFLOAT16) store_bf16_first((bfloat16_t *)out + r * stride + t, part, LANES);
@@ -102,12 +109,19 @@ ALWAYS_INLINE void mixing_tile(const int rows, int type, const void *a, int64_t 
     tile_float32(NEAR, rows, a, stride, weights, num_in, sums, false);
 }
 
-/* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to 6 rows. */
+/* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to rows_at_once rows. */
 static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t stride, const void *weights, int64_t num_in,
                            int64_t num_blocks, float *sums) {
     for (int64_t block = 0; block < num_blocks; block++) {
         const void *w = element(weights, type, block * num_in * BLOCK);
-        float *c = sums + place_of_sum(0, block * BLOCK);
+        float *c = sums + place_of_sum(type, 0, block * BLOCK);
+#ifdef MATRICES
+        if (mixes_by_matrices(type)) {
+            if (num_rows > MATRIX_ROWS) bfloat16_matrices(2, a, stride, w, num_in, c, false, false);
+            else bfloat16_matrices(1, a, stride, w, num_in, c, false, false);
+            continue;
+        }
+#endif
         switch (num_rows) {
             case 6: mixing_tile(6, type, a, stride, w, num_in, c); break;
             case 5: mixing_tile(5, type, a, stride, w, num_in, c); break;
@@ -119,25 +133,27 @@ static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t st
     }
 }
 
-/* Memory of one thread for one head: keys and values in the layout of weights, and results for up to 6 tokens.
+/* Memory of one thread for one head: keys and values in the layout of weights, and results for up to rows_at_once tokens.
  * `weights` are the attention weights. */
 typedef struct {
     void *keys, *values, *weights;
     float *sums, *mixed;
-    int64_t stride, num_inputs; /* of `weights`: elements from row to row; tokens rounded up to pairs, all multiplied */
+    int64_t stride, num_inputs; /* of `weights`: elements from row to row; tokens rounded up, all multiplied */
+    int64_t key_inputs; /* head_dim rounded up: AMX multiplies what follows in a row of queries by zeros */
     int64_t num_bytes;
 } mixing_memory_t;
 
 static mixing_memory_t mixing_memory(char *memory, int type, int64_t num_tokens, int64_t head_dim) {
-    int64_t stride = round_up(num_tokens, PANEL), width = round_up(head_dim, PANEL), num_inputs = round_up(num_tokens, 2);
+    int64_t stride = round_up(num_tokens, PANEL), width = round_up(head_dim, PANEL), step = input_step(type);
     scratch_t scratch = {memory, 0, 0};
-    mixing_memory_t all = {.stride = stride, .num_inputs = num_inputs};
-    int64_t each = type == FLOAT32 ? 4 : 2;
-    all.keys = scratch_take(&scratch, each * stride * head_dim);
-    all.values = scratch_take(&scratch, each * width * num_inputs);
-    all.weights = scratch_take(&scratch, each * TILE_ROWS * stride);
-    all.sums = scratch_take(&scratch, 4 * TILE_ROWS * SUMS_APART * (stride / PANEL));
-    all.mixed = scratch_take(&scratch, 4 * TILE_ROWS * SUMS_APART * (width / PANEL));
+    mixing_memory_t all = {.stride = stride, .num_inputs = round_up(num_tokens, step)};
+    all.key_inputs = mixes_by_matrices(type) ? round_up(head_dim, step) : head_dim;
+    int64_t each = type == FLOAT32 ? 4 : 2, num_rows = rows_at_once(type);
+    all.keys = scratch_take(&scratch, each * stride * all.key_inputs);
+    all.values = scratch_take(&scratch, each * width * all.num_inputs);
+    all.weights = scratch_take(&scratch, each * num_rows * stride);
+    all.sums = scratch_take(&scratch, 4 * num_rows * SUMS_APART * (stride / PANEL));
+    all.mixed = scratch_take(&scratch, 4 * num_rows * SUMS_APART * (width / PANEL));
     all.num_bytes = scratch.num_taken;
     return all;
 }
@@ -148,7 +164,7 @@ static void lay_out(const mixing_memory_t *memory, int type, const void *k, cons
                     int64_t num_tokens, int64_t head_dim) {
     int64_t depth = type == FLOAT32 ? 1 : 2, num_words = head_dim / depth, bytes = 4 / depth;
     for (int64_t token = 0; token < num_tokens; token++) {
-        uint32_t *key = (uint32_t *)memory->keys + token / BLOCK * num_words * BLOCK + token % BLOCK;
+        uint32_t *key = (uint32_t *)memory->keys + token / BLOCK * (memory->key_inputs / depth) * BLOCK + token % BLOCK;
         const void *from = element(k, type, token * row_stride);
         /* Rows are far apart. Keys are fetched 8 tokens ahead; values are copied only after all keys. */
         for (int64_t at = 0; at < head_dim * bytes; at += 64) {
@@ -178,16 +194,18 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
     int64_t num_tokens = self->num_tokens, head_dim = self->head_dim, width = self->num_heads * head_dim;
     int64_t key_blocks = round_up(num_tokens, BLOCK) / BLOCK, value_blocks = round_up(head_dim, BLOCK) / BLOCK;
     mixing_memory_t memory = mixing_memory(self->memory + thread * self->bytes_each, type, num_tokens, head_dim);
-    memset(memory.keys, 0, (uintptr_t)memory.weights - (uintptr_t)memory.keys); /* elements of no token */
+    memset(memory.keys, 0, (uintptr_t)memory.sums - (uintptr_t)memory.keys); /* elements of no token */
+    int64_t at_once = rows_at_once(type);
+    if (mixes_by_matrices(type)) set_up_matrices(self->num_kept, 64);
     for (int64_t item = first; item < end; item++) {
         int64_t picture = item / self->num_heads, head = item % self->num_heads;
         const void *q = element(self->qkv, type, picture * num_tokens * 3 * width + head * head_dim);
         float *heads = self->heads + picture * self->num_kept * width + head * head_dim;
         lay_out(&memory, type, element(q, type, width), element(q, type, 2 * width), 3 * width, num_tokens, head_dim);
-        for (int64_t token = 0; token < self->num_kept; token += TILE_ROWS) {
-            int64_t num_rows = least(TILE_ROWS, self->num_kept - token);
-            float inverses[TILE_ROWS];
-            multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, head_dim,
+        for (int64_t token = 0; token < self->num_kept; token += at_once) {
+            int64_t num_rows = least(at_once, self->num_kept - token);
+            float inverses[MOST_AT_ONCE];
+            multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, memory.key_inputs,
                            key_blocks, memory.sums);
             soften(memory.sums, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), type, memory.weights, memory.stride,
                    inverses);
@@ -195,11 +213,12 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
                            memory.mixed);
             for (int64_t r = 0; r < num_rows; r++)
                 for (int64_t i = 0; i < head_dim; i += LANES) {
-                    floats_t x = times(load(memory.mixed + place_of_sum(r, i)), splat(inverses[r]));
+                    floats_t x = times(load(memory.mixed + place_of_sum(type, r, i)), splat(inverses[r]));
                     store_first(heads + (token + r) * width + i, x, head_dim - i);
                 }
         }
     }
+    if (mixes_by_matrices(type)) release_matrices();
 }
 
 /* Bytes for the converted input of any layer that reads a norm or the attention heads: the largest of them. */
@@ -250,6 +269,7 @@ static int64_t run_blocks(const stack_t *stack, float *x, int64_t num_pictures, 
     float *heads = scratch_take(&scratch, 4 * num_rows * width);
     float *rows = scratch_take(&scratch, 4 * width * most_threads(num_threads));
     int64_t bytes_each = mixing_memory(NULL, FLOAT32, num_tokens, head_dim).num_bytes;
+    bytes_each = most(bytes_each, mixing_memory(NULL, BFLOAT16, num_tokens, head_dim).num_bytes);
     char *mixed = scratch_take(&scratch, bytes_each * most_threads(num_threads));
     void *converted = scratch_take(&scratch, most_converted_bytes_of(stack, num_rows));
     if (scratch_is_short(&scratch)) return scratch.num_taken;

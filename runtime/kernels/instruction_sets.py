@@ -37,7 +37,8 @@ class InstructionSet(NamedTuple):
 
     def options(self, extras: Collection[str]) -> list[str]:
         """Options of the compiler for processors with these optional flags."""
-        return [*self.needed.values(), *(option for flag, option in self.optional.items() if flag in extras)]
+        wanted = (*self.needed.values(), *(options for flag, options in self.optional.items() if flag in extras))
+        return " ".join(wanted).split()
 
     def variants(self) -> list[tuple[str, ...]]:
         """The sets of optional flags that processors can have, beginning with the empty one."""
@@ -60,7 +61,7 @@ INSTRUCTION_SETS = (  # the best first
             "avx512dq": "-mavx512dq",
             "avx512_vnni": "-mavx512vnni",
         },
-        optional={"avx512_bf16": "-mavx512bf16"},
+        optional={"avx512_bf16": "-mavx512bf16", "amx_int8": "-mamx-tile -mamx-int8 -mamx-bf16"},
     ),
     InstructionSet(
         "avx2",

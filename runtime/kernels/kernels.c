@@ -55,7 +55,7 @@ EXPORT void kernels_round_int4(int32_t type, int64_t num_out, int64_t num_in, co
 /* out (num_rows, num_out) = x (num_rows, num_in) W^T + bias; x and out are both FLOAT32 or both BFLOAT16. */
 EXPORT int64_t kernels_linear(const linear_t *linear, const void *x, int32_t type, int64_t num_rows, void *out,
                               int32_t num_threads, void *scratch, int64_t scratch_bytes) {
-    int64_t needed = input_type(linear->kind) == type ? 0 : converted_bytes(linear, num_rows);
+    int64_t needed = reads_directly(linear, type) ? 0 : converted_bytes(linear, num_rows);
     if (needed > scratch_bytes) return needed;
     int how = type == FLOAT32 ? STORE_FLOAT32 : STORE_BFLOAT16;
     apply(linear, x, type, GROUP, num_rows, how, out, scratch, num_threads);

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "matrices.h"
 #include "parallel.h"
 #include "tiles.h"
 
@@ -120,8 +121,6 @@ static void pack_task(const void *context, int64_t first, int64_t end, int64_t t
 }
 
 /* ---- activations ---- */
-
-static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 /* Writable activations for a layer: rows in the form that its weights take. Fields are as in input_t. */
 typedef struct {
@@ -285,12 +284,17 @@ static inline int64_t value_stride_of(int kind, int64_t num_in) {
     return (lines | 1) * 64 / each;
 }
 
+/* Matrices have 16 rows. Of the last one, those after `num_rows` are read, and their sums are not used. */
+static inline int64_t rows_in_memory(int64_t num_rows) {
+    return has_matrices && num_rows > MATRIX_ROWS ? round_up(num_rows, MATRIX_ROWS) : num_rows;
+}
+
 /* The activations that a layer reads, not yet written, in `memory` of converted_bytes. */
 static converted_t converted_in(void *memory, const linear_t *linear, int64_t group, int64_t num_rows) {
     int kind = linear->kind;
     if (kind == INT4) group = GROUP;
     int64_t stride = value_stride_of(kind, linear->num_in);
-    float *scales = (float *)((char *)memory + num_rows * stride * value_bytes_of(kind));
+    float *scales = (float *)((char *)memory + rows_in_memory(num_rows) * stride * value_bytes_of(kind));
     int32_t *offsets = (int32_t *)(scales + num_rows * groups_of(linear, WIDE_GROUP));
     float *bases = (float *)(offsets + num_rows * groups_of(linear, group));
     return (converted_t){kind, linear->num_in, num_rows, group, memory, stride, scales, offsets, bases,
@@ -300,7 +304,8 @@ static converted_t converted_in(void *memory, const linear_t *linear, int64_t gr
 /* Bytes of a layer's activations; enough for groups of GROUP inputs or more. */
 static int64_t converted_bytes(const linear_t *linear, int64_t num_rows) {
     int64_t value_bytes = value_stride_of(linear->kind, linear->num_in) * value_bytes_of(linear->kind);
-    return num_rows * (value_bytes + 4 * groups_of(linear, WIDE_GROUP) + 8 * groups_of(linear, GROUP));
+    int64_t group_bytes = 4 * groups_of(linear, WIDE_GROUP) + 8 * groups_of(linear, GROUP);
+    return rows_in_memory(num_rows) * value_bytes + num_rows * group_bytes;
 }
 
 static inline input_t input_of(const converted_t *made) {
@@ -308,11 +313,16 @@ static inline input_t input_of(const converted_t *made) {
                      made->group};
 }
 
+/* Whether a layer reads x as it is. Matrices also read rows after the last one, so they read copies. */
+static inline bool reads_directly(const linear_t *linear, int type) {
+    return input_type(linear->kind) == type && !(has_matrices && type == BFLOAT16);
+}
+
 /* x (num_rows, num_in) of any type, in the form that the layer's weights take. If x already has that form it is used
  * directly, else it is converted into `memory`, which has converted_bytes. */
 static input_t convert_input(const linear_t *linear, const void *x, int type, int64_t group, int64_t num_rows,
                              void *memory, int num_threads) {
-    if (input_type(linear->kind) == type) return (input_t){x, linear->num_in, NULL, NULL, NULL, num_rows, group};
+    if (reads_directly(linear, type)) return (input_t){x, linear->num_in, NULL, NULL, NULL, num_rows, group};
     conversion_t job = {x, type, converted_in(memory, linear, group, num_rows)};
     run_items(convert_task, &job, num_rows, 1 + SMALL / linear->num_in, num_threads);
     return input_of(&job.made);
@@ -371,9 +381,36 @@ __attribute__((constructor)) static void look_up_caches(void) {
 #endif
 }
 
+#ifdef MATRICES
+/* As block_sums, for as many inputs as matrices take. Returns their number. */
+static int64_t matrix_sums(const linear_t *self, const input_t *input, const char *weights, int64_t first_row,
+                           int64_t num_rows, float *c) {
+    const uint8_t *w = (const uint8_t *)weights;
+    if (self->kind == BFLOAT16) {
+        int64_t end = self->num_in / GROUP * GROUP, slab = most(1, slab_bytes / (2 * GROUP * BLOCK)) * GROUP;
+        int64_t depth = num_rows <= MATRIX_ROWS ? end : slab, both = 2 * MATRIX_ROWS;
+        for (int64_t first = 0; first < end; first += depth)
+            for (int64_t r = 0; r < num_rows; r += both) {
+                const bfloat16_t *a = (const bfloat16_t *)input->values + (first_row + r) * input->stride + first;
+                const bfloat16_t *part = (const bfloat16_t *)weights + first * BLOCK;
+                int64_t num_in = least(depth, end - first);
+                float *to = c + r * SUMS_APART;
+                if (num_rows - r > MATRIX_ROWS) bfloat16_matrices(2, a, input->stride, part, num_in, to, first, !r);
+                else bfloat16_matrices(1, a, input->stride, part, num_in, to, first, !r);
+            }
+        return end;
+    }
+    int64_t end = self->num_in / WIDE_GROUP * WIDE_GROUP;
+    if (self->kind == INT4) integer_matrices(INT4, GROUP, input, first_row, num_rows, end, w, c);
+    else if (input->group == GROUP) integer_matrices(INT8, GROUP, input, first_row, num_rows, end, w, c);
+    else integer_matrices(INT8, WIDE_GROUP, input, first_row, num_rows, end, w, c);
+    return end;
+}
+#endif
+
 /* Sums of one block for `num_rows` rows, beginning with first_row, into c; rows of c are SUMS_APART floats apart. */
 static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
-                       float *c) {
+                       bool by_matrices, float *c) {
     int64_t step = is_integer(self->kind) ? WIDE_GROUP : GROUP; /* inputs that tiles compute whole */
     int64_t bytes = num_rows > FEW_ROWS ? slab_bytes : SLAB_OF_FEW(self->kind);
     int64_t slab = step * most(1, bytes / bytes_of_block(self->kind, step));
@@ -382,7 +419,11 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
     bool is_deep = l1_is_small && (num_rows > TILE_ROWS || is_integer(self->kind) || BFLOAT16_INPUT == FLOAT32);
     int first_fetch = is_deep ? DEEP : NEAR; /* the first tile brings a slab into the cache, where the others find it */
     const char *weights = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block;
-    for (int64_t first = 0; first < self->num_in; first += depth) {
+    int64_t begin = 0;
+#ifdef MATRICES
+    if (by_matrices) begin = matrix_sums(self, input, weights, first_row, num_rows, c);
+#endif
+    for (int64_t first = begin; first < self->num_in; first += depth) {
         const char *w = weights + bytes_of_block(self->kind, first);
         int64_t end = least(first + depth, self->num_in);
         for (int64_t r = 0; r < num_rows; r += TILE_ROWS)
@@ -398,15 +439,17 @@ typedef struct {
     int how;
     void *out; /* (num_rows, num_out) */
     const converted_t *next; /* CONVERT: the input of the layer that reads the result; replaces `out` */
-    int64_t num_rows, rows_of_part, parts_of_group, panel; /* `multiply` sets the last three */
+    int64_t num_rows;
+    int64_t rows_of_part, parts_of_group, panel; /* `multiply` sets these */
+    bool by_matrices;                            /* and this */
 } product_t;
 
 /* Number of rows that are multiplied together. Parts are equal, and every thread has the same number of them. So a
  * thread computes the same rows in all layers, and finds them in the cache of its core. */
-static int64_t rows_of_part(int64_t num_rows, int num_threads) {
-    int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE);
+static int64_t rows_of_part(int64_t num_rows, int64_t step, int num_threads) {
+    int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE / step * step);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);
-    return most(TILE_ROWS, round_up(parts_of(num_rows, most(1, num_parts)), TILE_ROWS));
+    return round_up(parts_of(num_rows, most(1, num_parts)), step);
 }
 
 static inline floats_t activated(int activation, floats_t x) {
@@ -481,6 +524,7 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     _Alignas(64) float sums[2][ROWS_AT_ONCE * SUMS_APART];
     int64_t num_parts = parts_of(self->num_rows, self->rows_of_part), each = self->parts_of_group;
     int64_t group_items = each * parts_of(linear->num_out, self->panel);
+    if (self->by_matrices) set_up_matrices(self->num_rows, is_integer(linear->kind) ? least(64, self->input.group) : 64);
     for (int64_t item = first; item < end; item++) {
         int64_t first_part = item / group_items * each, in_group = item % group_items;
         int64_t here = least(each, num_parts - first_part), panel = in_group / here * self->panel;
@@ -489,11 +533,12 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         if (self->how != CONVERT && num_rows > TILE_ROWS) fetch_results(self, first_row, num_rows, panel);
         for (int64_t output = panel; output < stop; output += BLOCK) {
-            block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, sums[0] + output - panel);
-            if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, sums[1] + output - panel);
+            block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, self->by_matrices, sums[0] + output - panel);
+            if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, self->by_matrices, sums[1] + output - panel);
         }
         put_rows(self, first_row, num_rows, panel, stop, sums[0], sums[1]);
     }
+    if (self->by_matrices) release_matrices();
 }
 
 /* Number of outputs that are finished together. If they are converted for the next layer, a panel must hold a whole
@@ -505,7 +550,8 @@ static int64_t panel_of(const product_t *self) {
 static void multiply(product_t *job, int num_threads) {
     if (!job->num_rows) return;
     job->panel = panel_of(job);
-    job->rows_of_part = rows_of_part(job->num_rows, num_threads);
+    job->by_matrices = uses_matrices(job->linear->kind, job->num_rows);
+    job->rows_of_part = rows_of_part(job->num_rows, job->by_matrices ? MATRIX_ROWS : TILE_ROWS, num_threads);
     job->parts_of_group = parts_of_group(job, num_threads);
     int64_t num_panels = parts_of(job->linear->num_out, job->panel), num_parts = parts_of(job->num_rows, job->rows_of_part);
     int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * job->panel;
@@ -515,14 +561,14 @@ static void multiply(product_t *job, int num_threads) {
 /* out = x W^T + bias, or out += x W^T + bias if `how` is ADD_FLOAT32. */
 static void multiply_into(const linear_t *linear, const input_t *input, int64_t num_rows, int how, void *out,
                           int num_threads) {
-    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0, 0};
+    product_t job = {linear, NULL, NONE, *input, how, out, NULL, num_rows, 0, 0, 0, false};
     multiply(&job, num_threads);
 }
 
 /* activation(x W^T + bias), times x up^T + its bias if `up` is not NULL, in the form that the next layer reads. */
 static void multiply_for(const linear_t *linear, const linear_t *up, int activation, const input_t *input,
                          int64_t num_rows, const converted_t *next, int num_threads) {
-    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0, 0};
+    product_t job = {linear, up, activation, *input, CONVERT, NULL, next, num_rows, 0, 0, 0, false};
     multiply(&job, num_threads);
 }
 

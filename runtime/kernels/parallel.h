@@ -23,6 +23,7 @@ typedef void (*task_t)(const void *context, int64_t first, int64_t end, int64_t 
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t parts_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 static inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 #if defined(__x86_64__)

@@ -8,7 +8,7 @@ from typing import Any
 from scripts.peers.gpus import GPUS
 from scripts.peers.table import Device
 
-PROCESSORS = ("", "zen3", "zen4", *GPUS)  # of pages; without a name, that of docs/peers.md
+PROCESSORS = ("", "zen3", "zen4", "xeon5", *GPUS)  # of pages; without a name, that of docs/peers.md
 Key = tuple[str, str, str, int, int, str]
 
 

@@ -1,12 +1,53 @@
 """The kernels for a named instruction set, if the processor has it, optionally without some optional instructions."""
 
 import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime.kernels.compiling import compiled, compilers
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, choose_instructions
+from llama_adapter.runtime.kernels.compiling import FLAGS, FOLDER, LIBRARIES, SOURCES, compiled, compilers
+from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import Library
+
+EMULATED_AMX = "emulated AMX"  # AVX-512 with the instructions of AMX in C: emulated_amx.h
+
+
+@functools.cache
+def emulated_amx() -> Library:
+    """Skips the test on a processor without AVX-512 and bfloat16."""
+    instructions = named("avx512")
+    if "avx512_bf16" not in instructions.extras():
+        pytest.skip("this processor has no avx512_bf16")
+    options = instructions.options(["avx512_bf16"])
+    macros = [f"-D__AMX_{name}__=1" for name in ("TILE", "INT8", "BF16")]
+    with tempfile.TemporaryDirectory() as folder:
+        for source in SOURCES:
+            shutil.copy(FOLDER / source, folder)
+        shutil.copy(Path(__file__).with_name("emulated_amx.h"), Path(folder, "amx.h"))
+        made = Path(folder, "kernels.so")
+        command = [*compiler(), *FLAGS, *options, *macros, f"{folder}/kernels.c", "-o", str(made), *LIBRARIES]
+        subprocess.run(command, check=True)
+        return Library(made)
+
+
+def named(name: str) -> InstructionSet:
+    """Skips the test on a processor without the instructions."""
+    if isinstance(reason := choose_instructions(), str):
+        pytest.skip(reason)
+    instructions = next(one for one in INSTRUCTION_SETS if one.name == name)
+    if missing := instructions.missing():
+        pytest.skip(f"this processor has no {', '.join(missing)}")
+    return instructions
+
+
+def compiler() -> list[str]:
+    found = next(compilers(), None)
+    if found is None:
+        pytest.skip("no C compiler")
+    return found
 
 
 @functools.cache
@@ -15,16 +56,11 @@ def library_for(name: str, extras: tuple[str, ...] | None = None) -> Library:
 
     Skips the test on a processor without the instructions.
     """
-    if isinstance(reason := choose_instructions(), str):
-        pytest.skip(reason)
-    instructions = next(one for one in INSTRUCTION_SETS if one.name == name)
-    if missing := instructions.missing():
-        pytest.skip(f"this processor has no {', '.join(missing)}")
+    if name == EMULATED_AMX:
+        return emulated_amx()
+    instructions = named(name)
     if extras is not None:
         instructions = instructions._replace(optional={flag: instructions.optional[flag] for flag in extras})
         if lacking := [flag for flag in extras if flag not in instructions.extras()]:
             pytest.skip(f"this processor has no {', '.join(lacking)}")
-    compiler = next(compilers(), None)
-    if compiler is None:
-        pytest.skip("no C compiler")
-    return Library(compiled(compiler, instructions))
+    return Library(compiled(compiler(), instructions))

@@ -14,6 +14,7 @@ from llama_adapter.runtime.kernels.instruction_sets import CHOICE, INSTRUCTION_S
     ("name", "optional", "options"),
     [
         ("avx2", {"avx_vnni"}, ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"]),
+        ("avx512", {"avx512_bf16", "amx_int8"}, ["-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"]),
         ("neon", set(), ["-mcpu=generic"]),
         ("neon", {"asimddp"}, ["-mcpu=generic+dotprod"]),
         ("neon", {"asimddp", "bf16"}, ["-mcpu=generic+dotprod"]),  # not known, so no wheel has kernels for it

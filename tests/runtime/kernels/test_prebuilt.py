@@ -134,7 +134,7 @@ def test_each_processor_has_a_library_of_its_own(folder: Path, monkeypatch: pyte
         for extras in instructions.variants():
             (folder / "made").write_text(instructions.variant(extras))
             name_prebuilt(folder / "made", instructions, extras)
-    assert len(list(folder.iterdir())) == 8
+    assert len(list(folder.iterdir())) == 9
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
     def found(*flags: str, wanted: str = "") -> str:
@@ -151,7 +151,8 @@ def test_each_processor_has_a_library_of_its_own(folder: Path, monkeypatch: pyte
     assert found(*avx2.needed, "avx_vnni") == "avx2+avx_vnni"
     assert found(*avx512.needed, *avx2.needed) == "avx512"
     assert found(*{*avx512.needed, *avx2.needed} - {"avx512_vnni"}) == "avx2"
-    assert found(*everything) == "avx512+avx512_bf16"
+    assert found(*everything) == "avx512+avx512_bf16+amx_int8"
+    assert found(*{*everything} - {"amx_int8"}) == "avx512+avx512_bf16"
     assert found(*everything, wanted="avx2") == "avx2"
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert found(*neon.needed) == "neon"
