@@ -29,6 +29,7 @@ PROCESSORS: dict[str, dict[str, str]] = {
         "OMP_NUM_THREADS": "2",
         "OMP_WAIT_POLICY": "PASSIVE",  # threads without a core must not spin
     },
+    "AVX-512 without AMX": {MISSING: "amx_int8", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
     "AVX-512 without bfloat16": {MISSING: "avx512_bf16", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
     "no kernels, SSE, four threads": {
         MISSING: "avx512f avx2",

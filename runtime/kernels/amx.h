@@ -1,6 +1,6 @@
 /* Instructions of AMX (Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual", volume 1, chapter 18). Its 8
- * registers hold matrices of up to 16 rows of 64 bytes, which the manual calls tiles. The compiler's own functions do not
- * say which memory they read, so these are assembler. */
+ * registers hold matrices of up to 16 rows of 64 bytes, which the manual calls tiles. GCC's own functions do not say
+ * which memory they read, so these are assembler. */
 #pragma once
 
 #include <cpuid.h>

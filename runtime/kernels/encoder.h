@@ -65,30 +65,30 @@ static void layer_norm_task(const void *context, int64_t first, int64_t end, int
     }
 }
 
-/* Rows that are multiplied together, and the number of inputs that all products are padded to. */
-static inline bool mixes_by_matrices(int type) { return has_matrices && type == BFLOAT16; }
-static inline int64_t rows_at_once(int type) { return mixes_by_matrices(type) ? 2 * MATRIX_ROWS : TILE_ROWS; }
-static inline int64_t input_step(int type) { return mixes_by_matrices(type) ? GROUP : 2; }
-
+/* Rows that are multiplied together: more than TILE_ROWS by AMX, which pads inputs to a GROUP with zeros. What follows a
+ * query in its row is then multiplied by zeros, and heads that are narrower than a GROUP could reach into another row. */
 #define MOST_AT_ONCE (2 * MATRIX_ROWS > TILE_ROWS ? 2 * MATRIX_ROWS : TILE_ROWS)
+static inline int64_t rows_at_once(int type, int64_t head_dim) {
+    return has_matrices && type == BFLOAT16 && head_dim >= GROUP ? MOST_AT_ONCE : TILE_ROWS;
+}
 
 /* Index of the sum of a row and an output in tiles that are stored one after the other. */
-static inline int64_t place_of_sum(int type, int64_t row, int64_t output) {
-    return (output / PANEL * rows_at_once(type) + row) * SUMS_APART + output % PANEL;
+static inline int64_t place_of_sum(int64_t at_once, int64_t row, int64_t output) {
+    return (output / PANEL * at_once + row) * SUMS_APART + output % PANEL;
 }
 
 /* Softmax before its division: e^(scale (x - largest)) of `count` sums for each of `num_rows` rows. Rows of `out`
  * are `stride` elements apart; the last vector of a row is padded with zeros. `inverses` receives 1 / the total
  * of each row. */
-static void soften(const float *sums, int64_t num_rows, int64_t count, float scale, int type, void *out, int64_t stride,
-                   float *inverses) {
+static void soften(const float *sums, int64_t at_once, int64_t num_rows, int64_t count, float scale, int type, void *out,
+                   int64_t stride, float *inverses) {
     for (int64_t r = 0; r < num_rows; r++) {
         floats_t largest = splat(-INFINITY), total = zeros();
         for (int64_t t = 0; t < count; t += LANES)
-            largest = larger(largest, load_first_or(sums + place_of_sum(type, r, t), count - t, -INFINITY));
+            largest = larger(largest, load_first_or(sums + place_of_sum(at_once, r, t), count - t, -INFINITY));
         floats_t most_of_all = splat(largest_of(largest) * scale);
         for (int64_t t = 0; t < count; t += LANES) {
-            floats_t exponent = times_add(load(sums + place_of_sum(type, r, t)), splat(scale), subtract(zeros(), most_of_all));
+            floats_t exponent = times_add(load(sums + place_of_sum(at_once, r, t)), splat(scale), subtract(zeros(), most_of_all));
             floats_t part = only_first(exponential(exponent), count - t);
             total = add(total, part);
             if (type == BFLOAT16) store_bf16_first((bfloat16_t *)out + r * stride + t, part, LANES);
@@ -109,14 +109,14 @@ ALWAYS_INLINE void mixing_tile(const int rows, int type, const void *a, int64_t 
     tile_float32(NEAR, rows, a, stride, weights, num_in, sums, false);
 }
 
-/* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to rows_at_once rows. */
-static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t stride, const void *weights, int64_t num_in,
+/* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to `at_once` rows. */
+static void multiply_tiles(int64_t at_once, int64_t num_rows, int type, const void *a, int64_t stride, const void *weights, int64_t num_in,
                            int64_t num_blocks, float *sums) {
     for (int64_t block = 0; block < num_blocks; block++) {
         const void *w = element(weights, type, block * num_in * BLOCK);
-        float *c = sums + place_of_sum(type, 0, block * BLOCK);
+        float *c = sums + place_of_sum(at_once, 0, block * BLOCK);
 #ifdef MATRICES
-        if (mixes_by_matrices(type)) {
+        if (at_once > TILE_ROWS) {
             if (num_rows > MATRIX_ROWS) bfloat16_matrices(2, a, stride, w, num_in, c, false, false);
             else bfloat16_matrices(1, a, stride, w, num_in, c, false, false);
             continue;
@@ -133,22 +133,23 @@ static void multiply_tiles(int64_t num_rows, int type, const void *a, int64_t st
     }
 }
 
-/* Memory of one thread for one head: keys and values in the layout of weights, and results for up to rows_at_once tokens.
+/* Memory of one thread for one head: keys and values in the layout of weights, and results for up to `at_once` tokens.
  * `weights` are the attention weights. */
 typedef struct {
     void *keys, *values, *weights;
     float *sums, *mixed;
     int64_t stride, num_inputs; /* of `weights`: elements from row to row; tokens rounded up, all multiplied */
-    int64_t key_inputs; /* head_dim rounded up: AMX multiplies what follows in a row of queries by zeros */
-    int64_t num_bytes;
+    int64_t key_inputs;         /* head_dim rounded up */
+    int64_t at_once, num_bytes;
 } mixing_memory_t;
 
 static mixing_memory_t mixing_memory(char *memory, int type, int64_t num_tokens, int64_t head_dim) {
-    int64_t stride = round_up(num_tokens, PANEL), width = round_up(head_dim, PANEL), step = input_step(type);
+    int64_t stride = round_up(num_tokens, PANEL), width = round_up(head_dim, PANEL);
+    int64_t each = type == FLOAT32 ? 4 : 2, num_rows = rows_at_once(type, head_dim);
     scratch_t scratch = {memory, 0, 0};
-    mixing_memory_t all = {.stride = stride, .num_inputs = round_up(num_tokens, step)};
-    all.key_inputs = mixes_by_matrices(type) ? round_up(head_dim, step) : head_dim;
-    int64_t each = type == FLOAT32 ? 4 : 2, num_rows = rows_at_once(type);
+    mixing_memory_t all = {.stride = stride, .at_once = num_rows};
+    all.num_inputs = round_up(num_tokens, num_rows > TILE_ROWS ? GROUP : 2);
+    all.key_inputs = num_rows > TILE_ROWS ? round_up(head_dim, GROUP) : head_dim;
     all.keys = scratch_take(&scratch, each * stride * all.key_inputs);
     all.values = scratch_take(&scratch, each * width * all.num_inputs);
     all.weights = scratch_take(&scratch, each * num_rows * stride);
@@ -195,8 +196,8 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
     int64_t key_blocks = round_up(num_tokens, BLOCK) / BLOCK, value_blocks = round_up(head_dim, BLOCK) / BLOCK;
     mixing_memory_t memory = mixing_memory(self->memory + thread * self->bytes_each, type, num_tokens, head_dim);
     memset(memory.keys, 0, (uintptr_t)memory.sums - (uintptr_t)memory.keys); /* elements of no token */
-    int64_t at_once = rows_at_once(type);
-    if (mixes_by_matrices(type)) set_up_matrices(self->num_kept, 64);
+    int64_t at_once = memory.at_once;
+    if (at_once > TILE_ROWS) set_up_matrices(self->num_kept, 64);
     for (int64_t item = first; item < end; item++) {
         int64_t picture = item / self->num_heads, head = item % self->num_heads;
         const void *q = element(self->qkv, type, picture * num_tokens * 3 * width + head * head_dim);
@@ -205,20 +206,20 @@ static void mixing_task(const void *context, int64_t first, int64_t end, int64_t
         for (int64_t token = 0; token < self->num_kept; token += at_once) {
             int64_t num_rows = least(at_once, self->num_kept - token);
             float inverses[MOST_AT_ONCE];
-            multiply_tiles(num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys, memory.key_inputs,
-                           key_blocks, memory.sums);
-            soften(memory.sums, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), type, memory.weights, memory.stride,
-                   inverses);
-            multiply_tiles(num_rows, type, memory.weights, memory.stride, memory.values, memory.num_inputs, value_blocks,
-                           memory.mixed);
+            multiply_tiles(at_once, num_rows, type, element(q, type, token * 3 * width), 3 * width, memory.keys,
+                           memory.key_inputs, key_blocks, memory.sums);
+            soften(memory.sums, at_once, num_rows, num_tokens, 1.0f / sqrtf((float)head_dim), type, memory.weights,
+                   memory.stride, inverses);
+            multiply_tiles(at_once, num_rows, type, memory.weights, memory.stride, memory.values, memory.num_inputs,
+                           value_blocks, memory.mixed);
             for (int64_t r = 0; r < num_rows; r++)
                 for (int64_t i = 0; i < head_dim; i += LANES) {
-                    floats_t x = times(load(memory.mixed + place_of_sum(type, r, i)), splat(inverses[r]));
+                    floats_t x = times(load(memory.mixed + place_of_sum(at_once, r, i)), splat(inverses[r]));
                     store_first(heads + (token + r) * width + i, x, head_dim - i);
                 }
         }
     }
-    if (mixes_by_matrices(type)) release_matrices();
+    if (at_once > TILE_ROWS) release_matrices();
 }
 
 /* Bytes for the converted input of any layer that reads a norm or the attention heads: the largest of them. */

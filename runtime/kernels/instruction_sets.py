@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from llama_adapter.runtime.errors import DeviceError, UsageError
 
+AMX = "amx_int8"  # the flag of processors with AMX-TILE, AMX-INT8 and AMX-BF16
 CHOICE = "LLAMA_ADAPTER_ISA"  # environment variable: the name of an instruction set
 
 
@@ -61,7 +62,7 @@ INSTRUCTION_SETS = (  # the best first
             "avx512dq": "-mavx512dq",
             "avx512_vnni": "-mavx512vnni",
         },
-        optional={"avx512_bf16": "-mavx512bf16", "amx_int8": "-mamx-tile -mamx-int8 -mamx-bf16"},
+        optional={"avx512_bf16": "-mavx512bf16", AMX: "-mamx-tile -mamx-int8 -mamx-bf16"},
     ),
     InstructionSet(
         "avx2",

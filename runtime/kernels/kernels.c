@@ -21,6 +21,9 @@ EXPORT int32_t kernels_layout_version(void) { return LAYOUT_VERSION; }
 EXPORT int32_t kernels_block(void) { return BLOCK; }
 EXPORT int32_t kernels_int8_added(void) { return INT8_ADDED; }
 
+/* Whether products are computed by AMX. The system may refuse that to a process. */
+EXPORT int32_t kernels_has_matrices(void) { return has_matrices; }
+
 /* The type of activations that weights of a kind take. It is BFLOAT16 only if the instruction set multiplies bfloat16. */
 EXPORT int32_t kernels_input_type(int32_t kind) { return input_type(kind); }
 

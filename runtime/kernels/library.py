@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llama_adapter.runtime.kernels.compiling import compiled, compilers, said
-from llama_adapter.runtime.kernels.instruction_sets import choose_instructions
+from llama_adapter.runtime.kernels.instruction_sets import AMX, InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.layout import PackedLayout
 from llama_adapter.runtime.kernels.prebuilt import find_prebuilt
 from llama_adapter.runtime.user_cache import working_cache
@@ -100,6 +100,7 @@ class Library:
         )
         input_type = _function(loaded, "kernels_input_type", i32, i32)
         self.multiplies_bfloat16: bool = input_type(KINDS["bfloat16"]) == KINDS["bfloat16"]
+        self.uses_amx = bool(_function(loaded, "kernels_has_matrices", i32)())
         self.instruction_set: str = _function(loaded, "kernels_instruction_set", ctypes.c_char_p)().decode()
 
 
@@ -125,7 +126,7 @@ def find_library() -> Finding:
     extras, unusable = instructions.extras(), ""
     try:
         if path := find_prebuilt(instructions):
-            return Finding(library=Library(path), variant=instructions.variant(extras), origin=f"prebuilt, {path}")
+            return _finding(Library(path), instructions, extras, f"prebuilt, {path}")
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
     try:
@@ -142,13 +143,19 @@ def find_library() -> Finding:
             try:
                 path = compiled(compiler, instructions, extras[:count])
                 origin = f"compiled by `{command}`, {path}{lacks}{unusable}"
-                return Finding(library=Library(path), variant=instructions.variant(extras[:count]), origin=origin)
+                return _finding(Library(path), instructions, extras[:count], origin)
             except (OSError, AttributeError, subprocess.SubprocessError) as error:
                 reasons.append(f"`{command}` could not make them: {said(error)}")
                 if not isinstance(error, subprocess.CalledProcessError):
                     candidates.remove(compiler)  # it does not start, does not end, or makes no library
     reason = (*reasons, "no C compiler is installed (gcc, clang, or the package ziglang)")[0]
     return Finding(library=None, reason=reason + unusable)
+
+
+def _finding(library: Library, instructions: InstructionSet, extras: tuple[str, ...], origin: str) -> Finding:
+    if AMX in extras and not library.uses_amx:
+        extras, origin = tuple(flag for flag in extras if flag != AMX), f"{origin}; the system refuses {AMX}"
+    return Finding(library=library, variant=instructions.variant(extras), origin=origin)
 
 
 def _function(library: ctypes.CDLL, name: str, result: type | None, *arguments: type) -> _Function:

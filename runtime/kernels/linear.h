@@ -433,7 +433,7 @@ static void block_sums(const linear_t *self, const input_t *input, int64_t block
 }
 
 typedef struct {
-    const linear_t *linear, *up; /* if `up` is not NULL: activation(linear) * up */
+    const linear_t *linear, *up; /* if `up` is not NULL, a layer of the same kind: activation(linear) * up */
     int activation;              /* of `linear` */
     input_t input;
     int how;
@@ -444,8 +444,9 @@ typedef struct {
     bool by_matrices;                            /* and this */
 } product_t;
 
-/* Number of rows that are multiplied together. Parts are equal, and every thread has the same number of them. So a
- * thread computes the same rows in all layers, and finds them in the cache of its core. */
+/* Number of rows that are multiplied together, a multiple of `step`. Parts are equal, and every thread has the same number
+ * of them, as far as `step` allows. So a thread computes the same rows in all layers, and finds them in the cache of its
+ * core. */
 static int64_t rows_of_part(int64_t num_rows, int64_t step, int num_threads) {
     int64_t num_parts = parts_of(num_rows, ROWS_AT_ONCE / step * step);
     if (num_threads > 1 && num_rows >= num_threads * ROWS_AT_ONCE / 2) num_parts = round_up(num_parts, num_threads);

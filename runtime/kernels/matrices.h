@@ -11,7 +11,7 @@
 
 #include "tiles.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(BFLOAT16_PRODUCTS)
 #define MATRICES 1
 #include "amx.h"
 
@@ -25,14 +25,14 @@ static inline bool uses_matrices(int kind, int64_t num_rows) {
     return has_matrices && (kind == BFLOAT16 || (kind != FLOAT32 && num_rows >= FEWEST_ROWS));
 }
 
-/* Registers 0 to 3 hold sums and 4 and 5 activations, of 16 rows or `num_rows` if these are fewer; 6 and 7 hold weights. A
- * product adds up `bytes` bytes of a row of activations: 64, or 32 if that is a group. Each job sets this up, because other
- * libraries do so too. */
+/* Registers 0 to 3 hold sums and 4 and 5 activations, of 16 rows or `num_rows` if these are fewer; 6 and 7 hold weights.
+ * Without rows they have one: none is an error of the instruction. A product adds up `bytes` bytes of a row of
+ * activations: 64, or 32 if that is a group. Each job sets this up, because other libraries do so too. */
 static void set_up_matrices(int64_t num_rows, int64_t bytes) {
     matrix_shapes_t shapes = {.palette = 1};
     for (int n = 0; n < 8; n++) {
         shapes.row_bytes[n] = n == 4 || n == 5 ? bytes : 64;
-        shapes.num_rows[n] = n > 5 ? bytes / 4 : least(MATRIX_ROWS, num_rows);
+        shapes.num_rows[n] = n > 5 ? bytes / 4 : most(1, least(MATRIX_ROWS, num_rows));
     }
     set_shapes(&shapes);
 }

@@ -3,6 +3,7 @@
  * stands for a system that does not let the process use the registers. A wrong shape ends the process. */
 #pragma once
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,13 +20,19 @@ static _Thread_local struct {
     char data[8][16][64];
 } amx;
 
+static _Atomic int64_t num_products; /* of matrices */
+__attribute__((visibility("default"))) int64_t emulated_products(void) { return num_products; }
+
 static void require(bool is_right) {
     if (!is_right) abort();
 }
 
 static void set_shapes(const matrix_shapes_t *shapes) {
-    require(shapes->palette == 1);
-    for (int n = 0; n < 8; n++) require(shapes->row_bytes[n] <= 64 && shapes->num_rows[n] <= 16);
+    require(shapes->palette == 1 && !amx.shapes.palette); /* the job before has released the registers */
+    for (int n = 0; n < 8; n++) {
+        require(shapes->row_bytes[n] <= 64 && shapes->num_rows[n] <= 16);
+        require(!shapes->row_bytes[n] == !shapes->num_rows[n]);
+    }
     memset(&amx, 0, sizeof amx);
     amx.shapes = *shapes;
 }
@@ -52,6 +59,7 @@ static float widened_bfloat16(const char *at) {
 
 static void add_products_of(int n, int a, int w, bool is_bfloat16) {
     const matrix_shapes_t *shapes = &amx.shapes;
+    num_products++;
     int num_steps = shapes->row_bytes[a] / 4, num_outputs = shapes->row_bytes[n] / 4;
     require(shapes->palette == 1 && shapes->num_rows[n] == shapes->num_rows[a]);
     require(shapes->num_rows[w] == num_steps && shapes->row_bytes[w] == shapes->row_bytes[n]);

@@ -1,5 +1,6 @@
 """The kernels for a named instruction set, if the processor has it, optionally without some optional instructions."""
 
+import ctypes
 import functools
 import shutil
 import subprocess
@@ -15,8 +16,17 @@ from llama_adapter.runtime.kernels.library import Library
 EMULATED_AMX = "emulated AMX"  # AVX-512 with the instructions of AMX in C: emulated_amx.h
 
 
+class EmulatedAmx(Library):
+    """The kernels with AMX in C."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.num_products = ctypes.CDLL(str(path)).emulated_products  # of matrices, so far
+        self.num_products.restype = ctypes.c_int64
+
+
 @functools.cache
-def emulated_amx() -> Library:
+def emulated_amx() -> EmulatedAmx:
     """Skips the test on a processor without AVX-512 and bfloat16."""
     instructions = named("avx512")
     if "avx512_bf16" not in instructions.extras():
@@ -30,7 +40,7 @@ def emulated_amx() -> Library:
         made = Path(folder, "kernels.so")
         command = [*compiler(), *FLAGS, *options, *macros, f"{folder}/kernels.c", "-o", str(made), *LIBRARIES]
         subprocess.run(command, check=True)
-        return Library(made)
+        return EmulatedAmx(made)
 
 
 def named(name: str) -> InstructionSet:

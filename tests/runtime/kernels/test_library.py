@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -206,6 +207,21 @@ def test_instructions_that_no_compiler_knows_are_left_out(
     assert finding.origin == f"compiled by `{maker}`, {maker}" + "".join(f"; without {flag}" for flag in flags[used:])
 
 
+@pytest.mark.parametrize("is_prebuilt", [False, True])
+@pytest.mark.usefixtures("fit")
+def test_amx_is_not_named_where_the_system_refuses_it(is_prebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    best = INSTRUCTION_SETS[0]
+    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*best.needed, *best.optional}))
+    monkeypatch.setattr(native, "choose_instructions", lambda: best)
+    monkeypatch.setattr(native, "find_prebuilt", lambda _: Path("made") if is_prebuilt else None)
+    monkeypatch.setattr(native, "compiled", lambda *_: Path("made"))
+    for uses_amx, variant in ((True, "avx512+avx512_bf16+amx_int8"), (False, "avx512+avx512_bf16")):
+        monkeypatch.setattr(native, "Library", mock.Mock(return_value=SimpleNamespace(uses_amx=uses_amx)))
+        find_library.cache_clear()
+        assert find_library().variant == variant
+        assert find_library().origin.endswith("; the system refuses amx_int8") == (not uses_amx)
+
+
 @pytest.mark.usefixtures("fit")
 def test_compilers_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def made(compiler: list[str], _: InstructionSet, extras: tuple[str, ...]) -> Path:
@@ -215,8 +231,10 @@ def test_compilers_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(native, "compilers", lambda: iter([["no-headers"], ["with-headers"]]))
     monkeypatch.setattr(native, "compiled", made)
-    monkeypatch.setattr(native, "Library", lambda path: path)
-    assert find_library().library == Path("made by/with-headers")
+    monkeypatch.setattr(native, "Library", lambda path: SimpleNamespace(path=path, uses_amx=False))
+    library = find_library().library
+    assert isinstance(library, SimpleNamespace)
+    assert library.path == Path("made by/with-headers")
 
     find_library.cache_clear()
     monkeypatch.setattr(native, "compilers", lambda: iter(()))

@@ -197,14 +197,16 @@ def test_a_calibrated_layer_rounds_all_inputs_by_its_scale(
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_affects_its_row_only(kind: torch.dtype, broken: float, library: Library) -> None:
     native = NativeLinear(layer(kind, num_in=256, num_out=70), library=library)
-    x = activations(4, 256, kind=kind)
-    before = native(x)
-    x[2, 100] = broken
+    for num_rows in (4, 20):
+        x = activations(num_rows, 256, kind=kind)
+        before = native(x)
+        x[2, 100] = broken
 
-    after = native(x)
+        after = native(x)
 
-    assert not after[2].isfinite().any()
-    assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
+        assert not after[2].isfinite().any()
+        others = [row for row in range(num_rows) if row != 2]
+        assert torch.equal(after[others], before[others])
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=["int8", "int4"])
