@@ -88,7 +88,8 @@ static void soften(const float *sums, int64_t at_once, int64_t num_rows, int64_t
             largest = larger(largest, load_first_or(sums + place_of_sum(at_once, r, t), count - t, -INFINITY));
         floats_t most_of_all = splat(largest_of(largest) * scale);
         for (int64_t t = 0; t < count; t += LANES) {
-            floats_t exponent = times_add(load(sums + place_of_sum(at_once, r, t)), splat(scale), subtract(zeros(), most_of_all));
+            floats_t sum = load(sums + place_of_sum(at_once, r, t));
+            floats_t exponent = times_add(sum, splat(scale), subtract(zeros(), most_of_all));
             floats_t part = only_first(exponential(exponent), count - t);
             total = add(total, part);
             if (type == BFLOAT16) store_bf16_first((bfloat16_t *)out + r * stride + t, part, LANES);
@@ -110,8 +111,8 @@ ALWAYS_INLINE void mixing_tile(const int rows, int type, const void *a, int64_t 
 }
 
 /* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to `at_once` rows. */
-static void multiply_tiles(int64_t at_once, int64_t num_rows, int type, const void *a, int64_t stride, const void *weights, int64_t num_in,
-                           int64_t num_blocks, float *sums) {
+static void multiply_tiles(int64_t at_once, int64_t num_rows, int type, const void *a, int64_t stride,
+                           const void *weights, int64_t num_in, int64_t num_blocks, float *sums) {
     for (int64_t block = 0; block < num_blocks; block++) {
         const void *w = element(weights, type, block * num_in * BLOCK);
         float *c = sums + place_of_sum(at_once, 0, block * BLOCK);

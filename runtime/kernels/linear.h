@@ -534,8 +534,9 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         if (self->how != CONVERT && num_rows > TILE_ROWS) fetch_results(self, first_row, num_rows, panel);
         for (int64_t output = panel; output < stop; output += BLOCK) {
-            block_sums(linear, &self->input, output / BLOCK, first_row, num_rows, self->by_matrices, sums[0] + output - panel);
-            if (up) block_sums(up, &self->input, output / BLOCK, first_row, num_rows, self->by_matrices, sums[1] + output - panel);
+            int64_t block = output / BLOCK, to = output - panel;
+            block_sums(linear, &self->input, block, first_row, num_rows, self->by_matrices, sums[0] + to);
+            if (up) block_sums(up, &self->input, block, first_row, num_rows, self->by_matrices, sums[1] + to);
         }
         put_rows(self, first_row, num_rows, panel, stop, sums[0], sums[1]);
     }
@@ -543,18 +544,19 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
 }
 
 /* Number of outputs that are finished together. If they are converted for the next layer, a panel must hold a whole
- * group of its inputs. Many rows by AMX are read twice as often with half of the panel: 2 to 18 % slower on a Xeon of the
- * fifth generation. Otherwise a smaller panel keeps more threads busy. */
-static int64_t panel_of(const product_t *self) {
-    if (self->by_matrices && self->num_rows > 2 * MATRIX_ROWS) return PANEL;
+ * group of its inputs. A larger panel reads rows more rarely: with AMX many rows take 2 to 18 % less time on one thread of
+ * a fifth-generation Xeon. A smaller panel keeps more threads busy. */
+static int64_t panel_of(const product_t *self, int num_threads) {
+    int64_t num_large = parts_of(self->linear->num_out, PANEL) * parts_of(self->num_rows, self->rows_of_part);
+    if (self->by_matrices && self->num_rows > 2 * MATRIX_ROWS && num_large >= 2 * num_threads) return PANEL;
     return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT && is_integer(self->next->kind) ? WIDE_GROUP : 0);
 }
 
 static void multiply(product_t *job, int num_threads) {
     if (!job->num_rows) return;
     job->by_matrices = uses_matrices(job->linear->kind, job->num_rows);
-    job->panel = panel_of(job);
     job->rows_of_part = rows_of_part(job->num_rows, job->by_matrices ? MATRIX_ROWS : TILE_ROWS, num_threads);
+    job->panel = panel_of(job, num_threads);
     job->parts_of_group = parts_of_group(job, num_threads);
     int64_t num_panels = parts_of(job->linear->num_out, job->panel), num_parts = parts_of(job->num_rows, job->rows_of_part);
     int64_t per_item = least(job->num_rows, job->rows_of_part) * job->linear->num_in * job->panel;

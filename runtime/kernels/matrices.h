@@ -168,6 +168,6 @@ ALWAYS_INLINE void integer_matrices(const int kind, const int64_t group, const i
 #define MATRIX_ROWS 1
 #define has_matrices false
 #define uses_matrices(kind, num_rows) false
-#define set_up_matrices(num_rows, bytes)
-#define release_matrices()
+#define set_up_matrices(num_rows, bytes) ((void)0)
+#define release_matrices() ((void)0)
 #endif
