@@ -141,7 +141,7 @@ def test_picture_stages_go_on_from_each_other(tmp_path: Path, monkeypatch: pytes
             max(float((state[f"{part}.{name}"] - weight).abs().max()) for name, weight in before.items())
             for state in (whole, untrained)
         )
-        assert 0 < change < otherwise / 4  # a stage that begins anew has other random weights
+        assert 0 < change < otherwise / 4  # a stage that started from scratch would have other random weights
 
 
 QUESTIONS = [
