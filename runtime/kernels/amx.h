@@ -9,13 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Shapes of the registers, as `ldtilecfg` reads them. */
-typedef struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t num_rows[16];
-} matrix_shapes_t;
-
 static inline void set_shapes(const matrix_shapes_t *shapes) { asm volatile("ldtilecfg %0" ::"m"(*shapes)); }
 static inline void release_matrices(void) { asm volatile("tilerelease" ::: "memory"); }
 

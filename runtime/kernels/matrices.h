@@ -13,6 +13,14 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(BFLOAT16_PRODUCTS)
 #define MATRICES 1
+
+/* Shapes of the registers of AMX, as `ldtilecfg` reads them. */
+typedef struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t num_rows[16];
+} matrix_shapes_t;
+
 #include "amx.h"
 
 #define MATRIX_ROWS 16

@@ -9,12 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t num_rows[16];
-} matrix_shapes_t;
-
 static _Thread_local struct {
     matrix_shapes_t shapes;
     char data[8][16][64];
