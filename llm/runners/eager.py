@@ -39,6 +39,7 @@ from llama_adapter.runtime.operators import ATEN, Operators, StepOperators, capp
 from llama_adapter.runtime.ranks import ALONE
 
 _MAX_TARGETS = 1 << 20  # limit of scored tokens in one call; never reached
+_LOGITS_AT_ONCE = 1 << 26  # of scored tokens: with a large vocabulary, those of all would take more than the weights
 
 # Tokens (R, 1), positions (R,) -> the parts of a Prediction.
 DecodeProgram = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -97,8 +98,7 @@ class FusedDecoder:
             hidden = step.add(hidden.x, units, down, norm=next_out_norm, eps=eps)
         logits_RV = step.project(hidden, self.head, norm=decoder.norm.weight, eps=eps, dtype=torch.float32)
         logits_RV = capped(logits_RV, config.logit_cap)
-        prediction = predict(logits_RV)
-        return prediction.logits_RV, prediction.best_R
+        return predict(logits_RV)
 
 
 class EagerRunner:
@@ -143,9 +143,7 @@ class EagerRunner:
             block=config.block,
             spare_blocks=config.spare_blocks,
         )
-        shape = sizes.prefix_shape(config.num_slots)
-        k, v = (torch.zeros(shape, dtype=config.dtype, device=self._device) for _ in range(2))
-        self._prefix = Prefix(k, v)
+        self._prefix = self.empty_prefix(config.num_slots)
         fused = None if operators.step is None else FusedDecoder(decoder, operators.step)
         self._fused = fused if fused is not None and fused.can_run else None
 
@@ -177,9 +175,9 @@ class EagerRunner:
         parts = (part[:, None, self._heads] for part in (k_ANQH, v_ANQH))
         return Prefix(*(self._upload(part).to(self.config.dtype) for part in parts))
 
-    def empty_prefix(self) -> Prefix:
-        shape = self.config.decoder.prefix_shape(1)
-        return Prefix(*(torch.zeros(shape, dtype=self._prefix.k.dtype, device=self._device) for _ in range(2)))
+    def empty_prefix(self, num_rows: int = 1) -> Prefix:
+        shape = self.config.decoder.prefix_shape(num_rows)
+        return Prefix(*(torch.zeros(shape, dtype=self.config.dtype, device=self._device) for _ in range(2)))
 
     def prefill(
         self,
@@ -216,8 +214,7 @@ class EagerRunner:
         program = self._prompt_program(key, self._prefill_program(length), num_tokens=num_tokens)
         places_R = self._column([len(prompt) - 1 for prompt in prompts], num_rows=num_rows)
         slots = self._slots(first_slot, num_rows, num_tokens=num_tokens)
-        logits_RV, best_R = program(tokens, places_R, slots)
-        return Prediction(logits_RV[:num_prompts], best_R[:num_prompts])
+        return Prediction(*(part[:num_prompts] for part in program(tokens, places_R, slots)))
 
     def _prefill_rest(self, plan: PrefillPlan, known: Sequence[int]) -> Prediction:
         """As `_prefill_whole`, of prompts whose first `known` tokens are in their slots. It is not recorded."""
@@ -262,8 +259,7 @@ class EagerRunner:
                 ones_SP = torch.ones(length, start + length, dtype=torch.bool, device=tokens.device)
                 mask_11SP = ones_SP.tril(start)[None, None]
             hidden_R1D = decoder(tokens, positions_1S, mask_11SP, prefix, view, places_B=places_R)
-            logits_RV, best_R = predict(decoder.logits(hidden_R1D[:, 0]))
-            return logits_RV, best_R
+            return predict(decoder.logits(hidden_R1D[:, 0]))
 
         return program
 
@@ -288,8 +284,7 @@ class EagerRunner:
         tokens_R = token_ids if isinstance(token_ids, Tensor) else self._upload(token_ids)
         if num_rows > len(tokens_R):
             tokens_R = torch.cat([tokens_R, tokens_R[-1:].expand(num_rows - len(tokens_R))])
-        logits_RV, best_R = program(tokens_R[:, None], positions_R)
-        return Prediction(logits_RV[: len(positions)], best_R[: len(positions)])
+        return Prediction(*(part[: len(positions)] for part in program(tokens_R[:, None], positions_R)))
 
     def _fused_decoder(self, num_rows: int) -> FusedDecoder | None:
         """The fused operators, if they compute a step of so many rows. They alone read blocks without a copy."""
@@ -366,7 +361,10 @@ class EagerRunner:
             targets_T: Tensor,
         ) -> tuple[Tensor]:
             hidden_RSD = decoder(tokens, positions_RS, mask_R1SP, Prefix(k, v), cache)
-            return (logprobs(decoder.logits(hidden_RSD[rows_T, places_T]), targets_T),)
+            most = max(_LOGITS_AT_ONCE // decoder.config.vocab_size, 1)
+            parts = zip(*(torch.split(whole_T, most) for whole_T in (rows_T, places_T, targets_T)), strict=True)
+            found = [logprobs(decoder.logits(hidden_RSD[rows, places]), targets) for rows, places, targets in parts]
+            return (torch.cat(found),)
 
         return program
 
@@ -379,12 +377,10 @@ class EagerRunner:
 
     @torch.inference_mode()
     def clear(self, slot: int, *, position: int | None = None) -> None:
-        if position is not None:
-            self._cache.clear(slot, place=self._start + position)
-            return
-        self._cache.clear(slot)
-        for whole in self._prefix:
-            whole[:, slot] = 0
+        self._cache.clear(slot, place=None if position is None else self._start + position)
+        if position is None:
+            for whole in self._prefix:
+                whole[:, slot] = 0
 
     @torch.inference_mode()
     def kept(self, *, num_tokens: int) -> PastKeyValues:

@@ -135,6 +135,19 @@ def test_scores_do_not_depend_on_the_batch(prompts: list[tuple[int, ...]], confi
     assert len(set(alone)) == 5
 
 
+def test_logits_of_many_choices_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llama_adapter.llm.runners.eager._LOGITS_AT_ONCE", 3 * CONFIG.vocab_size + 1)
+    engine, most = toy_engine(decoder := toy_decoder(), num_slots=2), list[int]()
+    decoder.head.register_forward_hook(lambda head, inputs, logits: most.append(logits.numel()))
+    [prefix, _], choices = engine.project_prefix(toy_visual_queries(2)), ((7,), (8, 9, 10), (8, 11), (EOS_ID,))
+    engine.submit(ScoreRequest(id=0, prompt_ids=PROMPTS[3], prefix=prefix, continuations=choices))
+    [output] = drain(engine)
+
+    assert most == [3 * CONFIG.vocab_size] * 2 + [CONFIG.vocab_size]
+    expected = [naive_logprob(PROMPTS[3], choice) for choice in choices]
+    assert output.logprobs == pytest.approx(expected, abs=2 * 3 * rounding())
+
+
 def test_score_that_is_not_finite_ends_its_request_only() -> None:
     engine = toy_engine(toy_decoder(), num_slots=2)
     good, bad = engine.project_prefix(toy_visual_queries(2))
