@@ -8,6 +8,7 @@ that can run them. Everything else is torch's.
 
 import dataclasses
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,6 +36,7 @@ from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type,
 
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # runs before the capture, in which libraries choose kernels and allocate workspaces
+_CAPTURING = threading.Lock()  # torch allows one capture at a time in a process
 
 
 class CudaBackend(Backend):
@@ -212,7 +214,7 @@ class CudaGraphs:
 
     def capture(self, program: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...]]:
         """The graph of `program` on exactly these tensors, and the tensors that hold its results after a replay."""
-        with torch.cuda.device(self.device):
+        with _CAPTURING, torch.cuda.device(self.device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             if not self._alive:  # torch does not allow captures into a pool whose graphs are all gone

@@ -247,12 +247,17 @@ def _choose_parts(num_rows: int, num_heads: int, most_places: int) -> int:
     return int(triton.cdiv(most_places, tuning.part_places))
 
 
-@functools.cache
 def _tickets(device: torch.device) -> Tensor:
     """Counters of the programs that have finished their part of a block or head; 0 between kernels.
 
-    They are shared by all kernels on a device, which run one after the other in one stream.
+    They are shared by the kernels of a stream, which run one after the other: while one model's step is recorded in a
+    stream of its own, another model may compute.
     """
+    return _new_tickets(device, torch.cuda.current_stream(device) if device.type == "cuda" else None)
+
+
+@functools.cache
+def _new_tickets(device: torch.device, stream: torch.cuda.Stream | None) -> Tensor:
     return torch.zeros(_MOST_SHARED, dtype=torch.int32, device=device)
 
 
@@ -322,8 +327,7 @@ class Step:
         x_RK = hidden.x
         if len(x_RK) <= _FUSED_ROWS:
             assert norm is None or hidden.sums is not None, "they are written for so few rows"
-            sums_RB = None if norm is None else hidden.sums
-            return linear(x_RK, weights, norm=norm, sums_RB=sums_RB, eps=eps, activation=activation, dtype=dtype).x
+            return linear(x_RK, weights, norm=norm, sums_RB=hidden.sums, eps=eps, activation=activation, dtype=dtype).x
         if norm is not None:
             x_RK = F.rms_norm(x_RK, norm.shape, norm, eps)
         if weights.bits < _FLOAT and not (weights.in_eighths and activation):
@@ -342,10 +346,9 @@ class Step:
             return self._add_normed(
                 residual_RD, self.project(Hidden(x_RK, None), weights, norm=None, eps=eps), norm, eps
             )
-        if len(x_RK) <= _FUSED_ROWS:
-            return linear(x_RK, weights, residual_RN=residual_RD, with_sums=True)
-        if weights.bits < _FLOAT:
-            return linear(x_RK, weights, residual_RN=residual_RD)
+        is_fused = len(x_RK) <= _FUSED_ROWS
+        if is_fused or weights.bits < _FLOAT:
+            return linear(x_RK, weights, residual_RN=residual_RD, with_sums=is_fused)
         return Hidden(residual_RD + F.linear(x_RK, weights.weight, weights.bias), None)
 
     def _add_normed(self, residual_RD: Tensor, x_RD: Tensor, norm: Tensor, eps: float) -> Hidden:
@@ -382,7 +385,6 @@ class Step:
         if num_parts > 1:
             parts = qkv.new_empty(num_rows, num_heads, num_parts, 2 * block_half + 2, dtype=torch.float32)
             tickets = _tickets(qkv.device)
-
         _run(
             kernels.attention,
             (num_rows, num_heads, num_parts),

@@ -708,7 +708,7 @@ def rotate(
     BLOCK_HALF: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     row, place = token // num_tokens, token % num_tokens
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     half_H = tl.arange(0, BLOCK_HALF)
@@ -716,10 +716,10 @@ def rotate(
     c_H = tl.load(cos + table, mask=is_H, other=0.0)[None, :]
     s_H = tl.load(sin + table, mask=is_H, other=0.0)[None, :]
     mask = _tile_mask(heads < num_heads, half_H, HALF)
-    own = row.to(tl.int64) * row_stride + place * token_stride + heads[:, None] * 2 * HALF + half_H[None, :]
+    own = row * row_stride + place * token_stride + heads[:, None] * 2 * HALF + half_H[None, :]
     first, second = _halves(x, own, mask, HALF)
     dtype = out.dtype.element_ty
-    target = out + token.to(tl.int64) * num_heads * 2 * HALF + heads[:, None] * 2 * HALF + half_H[None, :]
+    target = out + token * num_heads * 2 * HALF + heads[:, None] * 2 * HALF + half_H[None, :]
     first, second = _rotated(first, second, c_H, s_H, dtype, True)
     tl.store(target, first, mask=mask)
     tl.store(target + HALF, second, mask=mask)

@@ -3,9 +3,12 @@
 Rounded shapes and compiled steps on other devices do so too.
 """
 
+import contextlib
 import gc
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -259,6 +262,20 @@ def test_streams_are_joined_after_a_warm_up_that_fails(cuda: FakeCuda) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         CudaGraphs(torch.device("cpu")).capture_at_first_call(program)(torch.ones(1))
     assert cuda.warm_up_streams[-1] in cuda.main.waited_for
+
+
+def test_models_in_several_threads_capture_one_after_the_other(cuda: FakeCuda) -> None:
+    both, num_met = threading.Barrier(2), list[int]()
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor]:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            num_met.append(both.wait(0.2))
+        return (x * 2,)
+
+    with ThreadPoolExecutor(2) as threads:
+        graphs = [CudaGraphs(torch.device("cpu")).capture_at_first_call(program) for _ in range(2)]
+        found = list(threads.map(lambda recorded: recorded(torch.ones(1))[0].item(), graphs))
+    assert (found, num_met) == ([2.0, 2.0], [])
 
 
 # Rounded shapes and compiled steps do not change any answer

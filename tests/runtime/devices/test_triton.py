@@ -150,6 +150,15 @@ def test_programs_that_share_a_block_give_the_same_product_each_time(
     assert not bool(triton_calls._tickets(x_RK.device).any())
 
 
+def test_each_stream_has_its_own_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = iter("aba")
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: next(streams))
+    monkeypatch.setattr("torch.zeros", lambda *shape, **options: [shape])
+    first, other, again = (triton_calls._tickets(torch.device("cuda", 99)) for _ in range(3))
+
+    assert first is again is not other
+
+
 @pytest.mark.parametrize(
     ("num_blocks", "num_steps", "splits"),
     [(400, 99, 1), (192, 99, 1), (96, 99, 2), (24, 99, 8), (24, 16, 4), (2, 3, 1)],
