@@ -26,6 +26,7 @@ RESULTS, whose pages are copied to docs before the next call. An earlier commit 
 """
 
 import dataclasses
+import math
 import os
 import re
 import signal
@@ -84,6 +85,7 @@ _PROFILER = re.compile(r"\S.* \S*Profiler\w*\.cpp:\d+\] ")  # torch's lines abou
 _UNMEASURED = re.compile(r"round .* (missing|failed): ")  # an engine
 _START_S = 20.0
 _GRACE_S = 10.0
+_MOST_TIMES = 2.5  # of its estimated time, for a step that does not end itself: a kernel that hangs ends no round
 
 Commit = tuple[str, str]  # its name, and the folder of its checkout
 State = Literal["passed", "failed", "cut"]
@@ -98,6 +100,7 @@ class Step:
     command: tuple[str, ...]  # arguments of Python
     least_s: float  # for tests and traces their whole time; what is measured until the end of the time counts
     is_shown: bool = False  # whether the page has its output
+    most_s: float = math.inf  # after which it is cut
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +136,8 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
     def traced(name: str, about: str, *flags: str) -> Step:
         command = ("-m", "scripts.gpu_trace", *flags, *(toy_trace if toy else ()))
         least_s = 16.0 if toy else TAKES_S[name]
-        return Step(name=name, about=about, command=command, least_s=least_s, is_shown=True)
+        most_s = _MOST_TIMES * TAKES_S[name]
+        return Step(name=name, about=about, command=command, least_s=least_s, is_shown=True, most_s=most_s)
 
     few = 2 if toy else None
     batches = ("1", "5", "16", "64")[:few]
@@ -145,6 +149,7 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
     captions = ("--sizes", "7B", "--sections", "job", "--job-sizes")
     slots = tuple(LARGE_JOBS)[:: 2 if toy else 1]
     toy_trace = ("--decoder", "tiny", "--encoder", "vit-tiny", "--slots", "1", "--on", "cpu")
+    xdist = ("-n", "0" if toy else "12", "--dist", "worksteal", "-o", "faulthandler_timeout=120")  # names what hangs
     two_changes = "; products change too, so compare the lines of attention, not totals"
     tests = (
         ("tests/cuda/test_parity.py", "-k", f"({' or '.join(TOY_CASES)}) and not input and not eos and not float16")
@@ -161,8 +166,9 @@ def steps(gpu: str, *, toy: bool, out: Path, before: Commit | None = None) -> tu
         Step(
             name=TESTS,
             about="what the GPU computes, compared with the CPU (`make cuda`)",
-            command=("-m", "pytest", "-p", "no:benchmark", "-n", "0" if toy else "12", "--dist", "worksteal", *tests),
+            command=("-m", "pytest", "-p", "no:benchmark", *xdist, *tests),
             least_s=1.0 if toy else TAKES_S[TESTS],
+            most_s=_MOST_TIMES * TAKES_S[TESTS],
         ),
         *earlier,
         measured(
@@ -272,7 +278,7 @@ def _outcomes(page: str, out: Path) -> dict[str, Outcome]:
 
 def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[str, ...]]:
     """Run a step for at most `left_s` seconds, and show its output. Returns its state, seconds, and lines to keep."""
-    command = [sys.executable, *step.command]
+    command, left_s = [sys.executable, *step.command], min(left_s, step.most_s)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     if SITE.exists():
         environment["PYTHONPATH"] = str(SITE)

@@ -77,10 +77,13 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
         made += [Step(name="measures", about="and is shown", command=measures, least_s=0.0, is_shown=True)]
         lacks = ("-c", f"print(*{[LACKING[0], '7B ours 3/s', LACKING[1]]}, *range(99), sep='\\n')")
         made += [Step(name="lacks", about="peers", command=lacks, least_s=0.0)]
+        hangs = ("-c", "import time; time.sleep(600)")
+        made += [Step(name="hangs", about="for ever", command=hangs, least_s=0.0, most_s=0.5)]
         fails_too = ("-c", f"print({NOISE!r}); exit(1)")
         return *made, Step(name="fails too", about="and is shown", command=fails_too, least_s=0.0, is_shown=True)
 
     monkeypatch.setattr(gpu_round, "steps", made_up)
+    monkeypatch.setattr(gpu_round, "_GRACE_S", 0.0)
 
     first = main(["1", "--rehearse", "--out", str(tmp_path)])
     after_first = told(tmp_path)
@@ -93,7 +96,12 @@ def test_a_failed_and_a_cut_step_are_kept_with_their_lines_and_run_again(
     assert numbers == [str(number) for number in range(34)]
     assert (state, line.rpartition(" ")[0]) == ("passed", "['--device', 'cuda', '--limit',")
     assert 1 <= int(line.rpartition(" ")[2].strip("']")) <= 60
-    others = {"passes": ("passed", []), "lacks": ("passed", LACKING), "fails too": ("failed", [NOISE])}
+    others = {
+        "passes": ("passed", []),
+        "hangs": ("cut", []),
+        "lacks": ("passed", LACKING),
+        "fails too": ("failed", [NOISE]),
+    }
     assert after_first == {"fails": ("failed", last), "is cut": cut, **others}
     assert told(tmp_path) == {"fails": ("passed", []), "is cut": cut, **others, "measures": measures}
     assert "| is cut | is cut | cut |" in (tmp_path / "gpu-round-h100.md").read_text(encoding="utf-8")
