@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_adapter.app.command_line.doctor import probes
-from llama_adapter.runtime.child_process import State, ask_child
+from llama_adapter.runtime.child_process import State, absent, ask_child
 from llama_adapter.runtime.extras import INSTALL_PROJECT, install_hint
 from llama_adapter.runtime.graphs.packages import EXPORT_PACKAGES, INSTALL_HINT
 from llama_adapter.runtime.host_cpus import usable_cpus
@@ -49,6 +49,7 @@ ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("torch", *PROJECT_PACKAGES), f"install this project's packages: {INSTALL_PROJECT}"),
     "torch_npu": f"after torch's CPU build (docs/ascend.md), {install_hint('npu')}",
     "CANN": "install it, then source its `set_env.sh`: docs/ascend.md",
+    "CUDA devices": "`nvidia-smi` must list them, and torch be built with CUDA",
     "NPU devices": "install the driver; its `npu-smi info` must list them: docs/ascend.md",
     "CPU kernels": "plain torch computes, more slowly",
     "atc": "comes with CANN: source its `set_env.sh`",
@@ -126,7 +127,7 @@ def look_at_environment() -> list[Probe]:
         _probe("torch", torch.result()),
         *([] if autoload is None else [_autoload(extensions, autoload.result())]),
         _probe("CPU kernels", kernels.result()),
-        _gpus(torch.result()),
+        _probe("CUDA devices", torch.result().get("gpus", absent())),
         _probe("torch_npu", torch_npu.result()),
         *_operators(torch_npu.result()),
         *(_probe(name, said.result()) for name, said in encoder.items()),
@@ -160,17 +161,9 @@ def _autoload(extensions: list[str], said: Mapping[str, Any]) -> Probe:
     return Probe(name="extensions", state="broken", found=said["found"], hint=hint)
 
 
-def _gpus(torch: Mapping[str, Any]) -> Probe:
-    if gpus := torch.get("gpus"):
-        return Probe(name="CUDA devices", state="ok", found=_grouped(gpus))
-    if not torch.get("has_gpu_build", True):
-        return Probe(name="CUDA devices", state="absent", found="none, as this torch is built without CUDA")
-    return Probe(name="CUDA devices", state="absent", found="none", hint="the driver must list them: `nvidia-smi`")
-
-
 def _accelerators(driver: Mapping[str, Any], torch_npu: Mapping[str, Any]) -> Probe:
     name, usable = "NPU devices", torch_npu.get("devices", [])
-    listed = ", ".join(filter(None, [_grouped(usable or driver["names"]), driver["found"]]))
+    listed = ", ".join(filter(None, [probes.grouped(usable or driver["names"]), driver["found"]]))
     if usable:
         return Probe(name=name, state="ok", found=listed)
     if driver["locked"]:
@@ -187,7 +180,3 @@ def _operators(torch_npu: Mapping[str, Any]) -> list[Probe]:
     """A row on the operators that the decoder would use; none without a device."""
     found = torch_npu.get("operators")
     return [Probe(name="NPU operators", state="ok", found=found)] if found else []
-
-
-def _grouped(names: list[str]) -> str:
-    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))

@@ -46,18 +46,23 @@ PROGRAM_S = 60.0
 
 
 def look_at_torch() -> dict[str, Any]:
-    """Examine torch without its extensions. Facts: `gpus` (their names) and `has_gpu_build`."""
+    """Examine torch without its extensions. Facts: `gpus`, the answer on NVIDIA GPUs."""
     if importlib.util.find_spec("torch") is None:
         return absent()
     import torch
 
+    from llama_adapter.runtime.devices.cuda import open_cuda
+
     count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
     limit = "" if quota is None else f" (the quota of its cgroup is {quota:g} processors)"
-    return ok(
-        f"{torch.__version__}, {counted(threads, 'thread')}{limit}",
-        gpus=[torch.cuda.get_device_name(index) for index in range(count)],
-        has_gpu_build=torch.version.cuda is not None,
-    )
+    gpus = {**absent(), "found": "none" if torch.version.cuda else "none, as this torch is built without CUDA"}
+    if count:
+        try:  # a driver may be too old, or this torch without programs for the GPU
+            open_cuda(0)
+            gpus = ok(grouped([torch.cuda.get_device_name(index) for index in range(count)]))
+        except DeviceError as error:
+            gpus = broken(error.message, hint=error.hint)
+    return ok(f"{torch.__version__}, {counted(threads, 'thread')}{limit}", gpus=gpus)
 
 
 def look_at_kernels() -> dict[str, Any]:
@@ -255,6 +260,11 @@ def look_at_atc() -> dict[str, Any]:
     if "cannot open shared object file" in (said := ran.stdout + ran.stderr):
         return broken(f"{tool}: {last_line(said)}")
     return ok(tool)
+
+
+def grouped(names: list[str]) -> str:
+    """`2 x NVIDIA L4, 1 x NVIDIA T4`."""
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
 
 
 def this_project() -> str:

@@ -45,6 +45,7 @@ from llama_adapter.app.command_line.doctor.probes import (
     look_at_cann,
     look_at_kernels,
     look_at_package,
+    look_at_torch,
     look_at_torch_npu,
 )
 from llama_adapter.app.models.spec import CaptionerSpec
@@ -86,7 +87,7 @@ def test_what_an_om_and_an_exported_decoder_need_and_that_all_parts_have_advice(
     assert not any(is_needed(name, uses=uses) for name in ("torch_npu", "onnxruntime", "atc"))
     assert uses_of(device="npu:0", vision="onnx", has_decoder=True) == {"always"} == ALWAYS - {WITH_TORCH}
     assert is_needed("torch", uses=uses_of(vision="torch", has_decoder=True))
-    parts = {name for names in NEEDED.values() for name in names} - {"python", "CUDA devices"}
+    parts = {name for names in NEEDED.values() for name in names} - {"python"}
     assert parts == ADVICE.keys() - {"CPU kernels"}
 
 
@@ -273,6 +274,24 @@ def test_a_failed_extension_is_one_error_and_others_are_told_apart() -> None:
     assert f"{AUTOLOAD}=0" in problem.hint
     assert explain_torch_import(RuntimeError("out of luck")) is None
     assert explain_torch_import(ImportError(text)) is None
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_gpu_that_cannot_be_opened_is_broken_and_torch_is_not(is_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(index: int) -> str:
+        if is_old:
+            raise RuntimeError("The driver is too old")
+        return "Some GPU"
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", named)
+    if not is_old:
+        monkeypatch.setattr("llama_adapter.runtime.devices.cuda.open_cuda", lambda index: None)
+    said = look_at_torch()
+
+    fault = "broken: cuda:0 cannot be opened (The driver is too old) [`nvidia-smi` shows its driver and memory; or pass"
+    assert said["state"] == "ok"
+    assert in_a_line(said["gpus"]) == (f"{fault} `--device cpu`]" if is_old else "ok: 2 x Some GPU []")
 
 
 def test_a_torch_npu_that_fails_to_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
