@@ -36,7 +36,7 @@ from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type,
 
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # runs before the capture, in which libraries choose kernels and allocate workspaces
-_CAPTURING = threading.Lock()  # torch allows one capture at a time in a process
+_CAPTURING = threading.Lock()  # torch allows one capture at a time in a process, and releases no memory meanwhile
 
 
 class CudaBackend(Backend):
@@ -77,10 +77,11 @@ class CudaBackend(Backend):
         return torch_trace(folder, (ProfilerActivity.CPU, ProfilerActivity.CUDA))
 
     def free_bytes(self) -> int | None:
+        self.empty_caches()  # of what earlier models in this process have released
         return torch.cuda.mem_get_info(self.device)[0]
 
     def empty_caches(self) -> None:
-        with torch.cuda.device(self.device):
+        with _CAPTURING, torch.cuda.device(self.device):
             torch.cuda.empty_cache()
 
     def choose_operators(

@@ -278,6 +278,13 @@ def test_models_in_several_threads_capture_one_after_the_other(cuda: FakeCuda) -
     assert (found, num_met) == ([2.0, 2.0], [])
 
 
+def test_memory_that_earlier_models_have_released_is_free(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [8]
+    monkeypatch.setattr("torch.cuda.empty_cache", kept.clear)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (10 - sum(kept), 24))
+    assert HostCuda().free_bytes() == 10
+
+
 # Rounded shapes and compiled steps do not change any answer
 
 # Decoding crosses the border of a bucket. One layer has an adapter, one has none.
