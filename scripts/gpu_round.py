@@ -280,6 +280,7 @@ def _run(step: Step, left_s: float, *, toy: bool) -> tuple[State, float, tuple[s
     """Run a step for at most `left_s` seconds, and show its output. Returns its state, seconds, and lines to keep."""
     command, left_s = [sys.executable, *step.command], min(left_s, step.most_s)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    environment.setdefault("TRITON_CACHE_DIR", str(ROOT / ".work/triton"))  # tests compile kernels of later steps too
     if SITE.exists():
         environment["PYTHONPATH"] = str(SITE)
     if toy:
