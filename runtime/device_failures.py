@@ -12,8 +12,9 @@ from dataclasses import dataclass
 _SHORTAGES = (
     "can't allocate memory",
     "Cannot allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    "_STATUS_ALLOC_FAILED",  # after CUBLAS or CUDNN
     "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
 )
 _SHORTAGES_OF_ONEDNN = ("could not create a primitive", "could not create a memory object")  # the whole text
 

@@ -172,8 +172,7 @@ class EagerRunner:
         return [Prefix(prefix.k[:, row : row + 1], prefix.v[:, row : row + 1]) for row in range(num_pictures)]
 
     def stored_prefix(self, k_ANQH: np.ndarray, v_ANQH: np.ndarray) -> Prefix:
-        parts = (part[:, None, self._heads] for part in (k_ANQH, v_ANQH))
-        return Prefix(*(self._upload(part).to(self.config.dtype) for part in parts))
+        return Prefix(*(self._upload(part[:, None, self._heads]).to(self.config.dtype) for part in (k_ANQH, v_ANQH)))
 
     def empty_prefix(self, num_rows: int = 1) -> Prefix:
         shape = self.config.decoder.prefix_shape(num_rows)
