@@ -51,12 +51,12 @@ def look_at_torch() -> dict[str, Any]:
         return absent()
     import torch
 
-    from llama_adapter.runtime.devices.cuda import open_cuda
-
     count, threads, quota = torch.cuda.device_count(), torch.get_num_threads(), cpu_quota()
     limit = "" if quota is None else f" (the quota of its cgroup is {quota:g} processors)"
     gpus = {**absent(), "found": "none" if torch.version.cuda else "none, as this torch is built without CUDA"}
     if count:
+        from llama_adapter.runtime.devices.cuda import open_cuda
+
         try:  # a driver may be too old, or this torch without programs for the GPU
             open_cuda(0)
             gpus = ok(grouped([torch.cuda.get_device_name(index) for index in range(count)]))
