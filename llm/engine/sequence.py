@@ -30,7 +30,9 @@ class Sequence:
         self.max_new_tokens = max_new_tokens
         self.token_ids: list[int] = []
         self._num_steps = 0  # number of planned steps that choose a token of this sequence
-        self._random = random.Random(request.sampling.seed)
+        seed = request.sampling.seed
+        # As a number, -1 would give the random numbers of 1.
+        self._random = random.Random(seed if seed is None or seed >= 0 else str(seed))
         for _ in request.known_ids:
             self._uniform()
 
@@ -75,8 +77,7 @@ class Sequence:
         self._num_steps += 1
         sampling = self.request.sampling
         if not sampling.greedy:
-            drawn = sampling.temperature, sampling.top_p, sampling.top_k, self._uniform(), sampling.min_p
-            return Draw(*drawn, rules)
+            return Draw(sampling.temperature, sampling.top_p, sampling.top_k, self._uniform(), sampling.min_p, rules)
         return None if rules is None else Draw(1.0, 1.0, 1, 0.0, rules=rules)  # the best token under the rules
 
     def _rules(self) -> Rules | None:

@@ -165,7 +165,7 @@ def kept_in_order(probabilities_RV: Tensor, *, top_p: Tensor, top_k: Tensor | No
     if top_k is not None:
         places_V = torch.arange(sorted_RV.shape[-1], device=sorted_RV.device)
         beyond_k = (top_k > 0) & (places_V >= top_k)
-        sorted_RV = sorted_RV.masked_fill(beyond_k, 0.0)
-        sorted_RV = sorted_RV / sorted_RV.sum(dim=-1, keepdim=True)
+        first_RV = sorted_RV.masked_fill(beyond_k, 0.0)
+        sorted_RV = torch.where(top_k > 0, first_RV / first_RV.sum(dim=-1, keepdim=True), sorted_RV)
     before_RV = sorted_RV.cumsum(dim=-1) - sorted_RV
     return sorted_RV.masked_fill(before_RV > top_p, 0.0), order_RV

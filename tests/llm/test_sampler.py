@@ -94,6 +94,15 @@ def test_rows_of_a_batch_are_drawn_each_in_its_own_way() -> None:
     assert sample_by_both(logits, draws)[11] % 2 == 1
 
 
+def test_a_draw_between_two_tokens_does_not_depend_on_the_top_k_of_another_row() -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(17)) * 2
+    cumulative = logits.softmax(-1).sort(descending=True)[0].cumsum(-1)[0]
+    for border in (cumulative / cumulative[-1]).tolist():
+        draws = [Draw(1.0, 1.0, 0, border), Draw(1.0, 1.0, 5, 0.5)]
+        together = choose(predict(logits.expand(2, -1)), draws, upload=torch.tensor)
+        assert together[0] == choose(predict(logits), draws[:1], upload=torch.tensor)
+
+
 def test_extreme_draws_stay_on_kept_tokens() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     kept = kept_distribution(logits.softmax(-1), top_p=0.5)[0]
@@ -137,12 +146,22 @@ def test_all_rules_together_keep_the_tokens_and_probabilities_of_transformers(se
         assert choose_on_host(logits.numpy().repeat(800, 0), draws) == both
 
 
+def first_draw(**sampling: float) -> Draw | None:
+    prefix, params = Prefix(torch.zeros(1), torch.zeros(1)), SamplingParams(**sampling)  # type: ignore[arg-type]
+    request = GenerateRequest(id=0, prompt_ids=(1,), prefix=prefix, sampling=params)
+    return Sequence(request, row=0, max_new_tokens=1).next_draw()
+
+
+def test_each_seed_has_its_own_random_numbers() -> None:
+    draws = [first_draw(temperature=1.0, seed=seed) for seed in (-2, -1, 0, 1, 2, 2**64 - 1)]
+    assert len({draw.uniform for draw in draws if draw is not None}) == len(draws)
+    assert draws[1] == first_draw(temperature=1.0, seed=-1)
+
+
 @pytest.mark.parametrize("temperature", [1e-5, 1e-6, 1e-7, 1e-40, 1e-320, 0.0])
 def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)) * 30
-    sampling = SamplingParams(temperature=temperature, top_k=10**30, seed=0)
-    request = GenerateRequest(id=0, prompt_ids=(1,), prefix=Prefix(logits, logits), sampling=sampling)
-    draw = Sequence(request, row=0, max_new_tokens=1).next_draw()
+    draw = first_draw(temperature=temperature, top_k=10**30, seed=0)
     assert (draw is None) == (temperature < 1e-6)
     with np.errstate(all="raise"):  # as notebooks of numerics set it
         assert sample_by_both(logits, [draw] * 3) == logits.argmax(-1).tolist()

@@ -393,8 +393,7 @@ class CompletionRequest(CommonRequest):
     n: Answers | None = Field(None, description="Answers per prompt. With a seed, answer i of a prompt has seed + i.")
     logprobs: Annotated[int, Field(ge=0, le=5), _whole] | None = Field(
         None,
-        description="The log-probability of each generated token, and of this number of the likeliest tokens in its "
-        "place.",
+        description="The log-probability of each generated token, and of this number of the likeliest in its place.",
     )
     suffix: None = None
     stream_options: StreamOptions | None = None
