@@ -18,7 +18,7 @@ def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]
     """The prompts of a file, in its order, without pictures.
 
     In a `.txt` file, and on stdin (`-`), each line that is not blank is a prompt. A table (`read_rows`) has a column
-    prompt (or question, instruction, src), and optionally input and choices; a list in JSON may also hold texts. With
+    prompt (or question, instruction, src) or input, and optionally choices; a list in JSON may also hold texts. With
     `are_raw`, prompts are given to the model without the instruction template, and a list as src, the rounds of a
     dialogue, is its first one, as in PaddleNLP for models without a chat template.
 
@@ -26,7 +26,7 @@ def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]
     Raises `InputsError` if the file is unusable as a whole, and OSError if reading fails later.
     """
     name, has_any = "stdin" if path == STDIN else path, False
-    for row in _rows(path, what=_WHAT, wanted=_COLUMNS, known=_KNOWN):
+    for row in _rows(path, what=_WHAT, wanted=(*_COLUMNS, "input"), known=_KNOWN):
         has_any = True
         line = f"{name}:{row.line}"
         try:
@@ -47,7 +47,7 @@ def check_prompts(path: str) -> None:
     if _is_text(path):
         check_lines(path, what=_WHAT)
     else:
-        check_table(path, what=_WHAT, wanted=_COLUMNS)
+        check_table(path, what=_WHAT, wanted=(*_COLUMNS, "input"))
 
 
 def _rows(path: str, *, what: str, wanted: Sequence[str], known: Collection[str] = KNOWN_COLUMNS) -> Iterator[Row]:

@@ -100,8 +100,8 @@ def test_malformed_rows_get_records_and_stop_nothing(run: Run, tmp_path: Path) -
     assert list(read_records(out))[-1]["supersedes"] == [f"{file}:2"]
 
 
-def test_rows_may_have_only_an_input_or_choices(run: Run, tmp_path: Path) -> None:
-    rows = [{"input": "the sea"}, {"prompt": "Which?", "choices": ["red", "green"]}]
+def test_rows_may_have_only_an_input_and_choices(run: Run, tmp_path: Path) -> None:
+    rows = [{"input": "the sea"}, {"input": "the sky", "choices": ["red", "green"]}]
     file = written(tmp_path, "p.json", json.dumps(rows))
 
     ran = run("generate", "--prompt-file", file, "--prompt", "Sum up.", COMMON)
