@@ -81,10 +81,11 @@ def run_calibration(job: CalibrationJob) -> int:
         return ExitCode.FAILED
     pictures = {name: number for number, name in enumerate(dict.fromkeys(one.item.label for one in labelled))}
     shown = {question.shown(default) for question in questions}
+    right = [job.choices.index(max(one.answers, key=choice.__getitem__)) for one, choice in answered]
     calibration = calibrate(
         Examples(
             probabilities_NC=np.array([[choice[name] for name in job.choices] for _, choice in answered]),
-            labels_N=np.array([job.choices.index(one.answers[0]) for one, _ in answered], dtype=np.int64),
+            labels_N=np.array(right, dtype=np.int64),
             groups_N=np.array([pictures[one.item.label] for one, _ in answered], dtype=np.int64),
         ),
         choices=job.choices,
@@ -175,7 +176,7 @@ def _mistakes(answered: Sequence[tuple[Example, dict[str, float]]], calibration:
     """The wrong answers, most confident first."""
     mistakes = []
     for one, choice in answered:
-        scaled, label = calibration.apply(choice), one.answers[0]
+        scaled, label = calibration.apply(choice), max(one.answers, key=choice.__getitem__)
         best = max(scaled, key=lambda name: scaled[name])
         if best != label:
             picture, probability = shown_name(one.item.label), scaled[best]

@@ -1,5 +1,6 @@
 """Answered examples: the question, the model's answer and the right answers. Computes no metrics."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -117,7 +118,7 @@ def are_captions(references: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=2**16)  # the same choices occur in every example
 def _folded(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .,:;!?\"'()[]")
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split()).strip(" .,:;!?\"'()[]")
 
 
 def _begins(text: str, name: str) -> bool:
