@@ -55,11 +55,11 @@ class Outcome:
         if text in (self.choices or ()):
             return (self.choices or ()).index(text)
         folded = _folded(text)
-        named = [(_folded(choice), index) for index, choice in enumerate(self.choices or ())]
+        named = [(name, index) for index, choice in enumerate(self.choices or ()) if (name := _folded(choice))]
         equal = [index for name, index in named if name == folded]
         if equal:
             return equal[0]
-        begun = [(len(name), -index) for name, index in named if name and _begins(folded, name)]
+        begun = [(len(name), -index) for name, index in named if _begins(folded, name)]
         return -max(begun)[1] if begun else None
 
     @property

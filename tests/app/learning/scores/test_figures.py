@@ -148,6 +148,7 @@ def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
     [
         (("yes", "no"), {"Yes": 0, "no.": 1, "Yes, there is.": 0, "nothing": None, "": None, "No dog": 1}),
         (("red", "red ring"), {"Red ring, I think": 1, "red, I think": 0}),  # of two, the longer one is meant
+        (("?", "!"), {"": None, "?": 0, "!": 1, "...": None}),
     ],
 )
 def test_an_answer_names_the_choice_that_it_is_or_begins_with(
