@@ -24,7 +24,8 @@ MOST_NAMED: Final = 3  # unfamiliar pictures in a note
 class Tally:
     """Counts of answers, updated one by one; 8 bytes for each answer."""
 
-    num_pictures: int = 0  # answered questions
+    what: str = "picture"  # what an answer is about, in one word
+    num_pictures: int = 0  # answers
     num_failed: int = 0
     num_tokens: int = 0
     num_judged: int = 0  # answers of a model that detects pictures unlike its training data
@@ -64,11 +65,11 @@ class Report:
 
     def format_table(self) -> str:
         """The report as text."""
-        total = sum(self.stages_s.values())
+        total, what = sum(self.stages_s.values()), self.tally.what
         rows = [*self.stages_s.items(), ("total", total)]
         on_device = dict(self.device_stages_s or {})
         on_device["total"] = sum(on_device.values())
-        lines = [f"{'stage':<8} {'seconds':>9} {'share':>7} {'ms/picture':>11}"]
+        lines = [f"{'stage':<8} {'seconds':>9} {'share':>7} {f'ms/{what}':>11}"]
         lines[0] += f" {'on device':>10}" if self.device_stages_s else ""
         for name, seconds in rows:
             share = f"{seconds / total:.1%}" if total else "-"
@@ -79,12 +80,12 @@ class Report:
         num_pictures, num_tokens, wall_s = self.tally.num_pictures, self.tally.num_tokens, self.wall_s or math.inf
         lines += [
             "",
-            f"{counted(num_pictures, 'picture')}{failed} in {self.wall_s:.3f} s: {num_pictures / wall_s:.2f} "
-            f"pictures/s, {num_tokens / wall_s:.1f} tokens/s, {num_tokens / max(num_pictures, 1):.1f} tokens a picture",
+            f"{counted(num_pictures, what)}{failed} in {self.wall_s:.3f} s: {num_pictures / wall_s:.2f} {what}s/s, "
+            f"{num_tokens / wall_s:.1f} tokens/s, {num_tokens / max(num_pictures, 1):.1f} tokens per {what}",
         ]
         if self.tally.num_pictures:
             p50, p95 = (percentile(sorted(self.tally.times_ms), fraction) for fraction in (0.50, 0.95))
-            lines.append(f"latency of a picture: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
+            lines.append(f"latency per {what}: p50 {p50:.1f} ms, p95 {p95:.1f} ms")
         # The host's times do not show what a device with a queue does.
         if (longest := longest_stage(self.device_stages_s or self.stages_s)) is not None:
             stage, part = longest

@@ -42,7 +42,9 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         count: Callable[[], int | None] | None = None,
     ) -> None:
         """`manifest` is that of this run, which is written again at the end; `decider` is for text output."""
-        self.tally = Tally()
+        is_one_each = job.items is None and (job.inputs.is_text or len(job.questions) == 1)  # question about each
+        one = "prompt" if job.inputs.is_text else "picture"
+        self.tally = Tally(what="answer" if job.n > 1 else one if is_one_each else "question")
         # The reason to begin no more pictures, if there is one; `exit_code` raises it.
         self.problem: JobStoppedError | None = None
         self.end_reason: EndReason = "failed"  # `finish` replaces it
@@ -54,9 +56,7 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         self._format = job.format or ("text" if sys.stdout.isatty() else "jsonl")
         self._on_stdout = job.out is None or job.format is not None
         is_in_the_way = self._on_stdout and sys.stdout.isatty()
-        is_one_each = job.items is None and len(job.questions) == 1  # question about each picture
-        self._what = "prompt" if job.items is None and job.inputs.is_text else "picture" if is_one_each else "question"
-        self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self._what, count=count)
+        self._progress = Progress(visible=not job.quiet and not is_in_the_way, what=self.tally.what, count=count)
         # On a terminal, the line of an answer waits for the lines of earlier questions. A resumed job skips questions,
         # so its lines do not wait.
         is_in_order = is_in_the_way and self._format == "text" and planner.earlier is None
@@ -163,8 +163,8 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         is_in_sight = self._on_stdout and self._format == "text" and sys.stdout.isatty()
         if is_in_sight and not self.num_failed and self._file is None:
             return
-        done = "encoded" if self._job.is_encoding else "answered"
-        parts = [f"{counted(tally.num_pictures, self._what)} {done}"]
+        done = "encoded" if self._job.is_encoding else "given" if tally.what == "answer" else "answered"
+        parts = [f"{counted(tally.num_pictures, tally.what)} {done}"]
         if tally.num_failed:
             parts.append(f"{tally.num_failed:,} failed")
         if known - known_failed:
@@ -173,8 +173,8 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
             parts.append(f"{known - known_failed:,} {done} by an earlier run{names}")
         if known_failed:
             parts.append(f"{known_failed:,} failed in an earlier run (--retry-errors tries them again)")
-        rate = f", {tally.num_pictures / wall_s:.2f} {self._what}s/s" if tally.num_pictures else ""
-        is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s and self._what != "prompt"
+        rate = f", {tally.num_pictures / wall_s:.2f} {tally.what}s/s" if tally.num_pictures else ""
+        is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s and not self._job.inputs.is_text
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""
         written = "" if self._file is None else f"; the records are in `{shown_name(self._file.path)}`"
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}{written}")

@@ -74,18 +74,18 @@ def run_calibration(job: CalibrationJob) -> int:
         pixels, timeout_s = captioner.pixels, job.picture_timeout_s
         with closing(open_reader(job.reader, captioner.spec.pictures, pixels=pixels, timeout_s=timeout_s)) as reader:
             found = dict(_ask(job, captioner, labelled, questions, reader=reader))
-    answered = [(one, found[index]) for index, one in enumerate(labelled) if index in found]
+    answered = [(one, *found[index]) for index, one in enumerate(labelled) if index in found]
     num_unreadable = len(labelled) - len(answered)
     if not answered:
         say(f"error: none of the {num_unreadable} labelled pictures was answered")
         return ExitCode.FAILED
-    pictures = {name: number for number, name in enumerate(dict.fromkeys(one.item.label for one in labelled))}
     shown = {question.shown(default) for question in questions}
+    right = [job.choices.index(max(one.answers, key=choice.__getitem__)) for one, _, choice in answered]
     calibration = calibrate(
         Examples(
-            probabilities_NC=np.array([[choice[name] for name in job.choices] for _, choice in answered]),
-            labels_N=np.array([job.choices.index(one.answers[0]) for one, _ in answered], dtype=np.int64),
-            groups_N=np.array([pictures[one.item.label] for one, _ in answered], dtype=np.int64),
+            probabilities_NC=np.array([[choice[name] for name in job.choices] for _, _, choice in answered]),
+            labels_N=np.array(right, dtype=np.int64),
+            groups_N=np.unique([digest for _, digest, _ in answered], return_inverse=True)[1],
         ),
         choices=job.choices,
         question=shown.pop() if len(shown) == 1 else None,
@@ -154,8 +154,8 @@ def _ask(
     questions: Sequence[Question],
     *,
     reader: Reader,
-) -> Iterator[tuple[int, dict[str, float]]]:
-    """Yield the index and the probabilities of each answered row. Each picture is one item with all its questions."""
+) -> Iterator[tuple[int, tuple[str, dict[str, float]]]]:
+    """Yield the index, the picture's digest and the probabilities of each answered row. A picture is one item."""
     num_done = 0
     items = work_items(captioner, labelled, questions)
     for event in captioner.run(items, sampling=SamplingParams(), reader=reader):
@@ -166,16 +166,16 @@ def _ask(
             say(f"error: {event.error.message}")
         # Rounded as in records, because calibrations are applied to records.
         elif (choice := recorded_choice(event)) is not None and None not in choice.values():
-            yield event.index, cast(dict[str, float], choice)
+            yield event.index, (event.digest, cast(dict[str, float], choice))
         if not job.quiet and (num_done % 64 == 0 or num_done == len(labelled)):
             say_count(num_done, len(labelled), "answered")
 
 
-def _mistakes(answered: Sequence[tuple[Example, dict[str, float]]], calibration: Calibration) -> list[Mistake]:
+def _mistakes(answered: Sequence[tuple[Example, str, dict[str, float]]], calibration: Calibration) -> list[Mistake]:
     """The wrong answers, most confident first."""
     mistakes = []
-    for one, choice in answered:
-        scaled, label = calibration.apply(choice), one.answers[0]
+    for one, _, choice in answered:
+        scaled, label = calibration.apply(choice), max(one.answers, key=choice.__getitem__)
         best = max(scaled, key=lambda name: scaled[name])
         if best != label:
             picture, probability = shown_name(one.item.label), scaled[best]

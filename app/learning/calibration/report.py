@@ -95,7 +95,8 @@ def headline(found: Calibration) -> str:
 def _figures(found: Calibration, threshold: Threshold) -> str:
     return (
         f"{_what(found)} from {threshold.threshold:.4f} on has {threshold.precision:.1%}, "
-        f"recall {threshold.recall:.1%}, {threshold.count} of {found.num_examples} examples"
+        f"recall {f'{threshold.recall:.1%}' if threshold.num_right else '-'}, "
+        f"{threshold.count} of {found.num_examples} examples"
     )
 
 

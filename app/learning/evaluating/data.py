@@ -201,11 +201,13 @@ def _of_task(examples: Sequence[Example], *, task: Task | None) -> tuple[list[Ex
 
 
 def _drawn(examples: Sequence[Example], *, count: int | None, seed: int) -> list[Example]:
-    """At most `count` examples in their order, drawn by picture. A larger `count` only adds examples."""
-    if count is None:
+    """At most `count` examples in their order, of whole pictures if one fits. A larger `count` only adds examples."""
+    if count is None or count >= len(examples):
         return list(examples)
 
     def drawn(index: int) -> bytes:
         return hashlib.sha256(f"{seed}\n{picture_key(examples[index])}".encode(errors="surrogatepass")).digest()
 
-    return [examples[index] for index in sorted(sorted(range(len(examples)), key=drawn)[:count])]
+    *taken, following = sorted(range(len(examples)), key=drawn)[: count + 1]
+    whole = [index for index in taken if drawn(index) != drawn(following)]
+    return [examples[index] for index in sorted(whole or taken)]

@@ -168,7 +168,7 @@ def with_classes(found: Examples, *, place: str) -> Choices:
         alike[_folded(name)].append(name)
     for names in alike.values():
         if len(names) > 1:
-            by = "their case" if len({name.casefold() for name in names}) == 1 else "case or the encoding of accents"
+            by = "their case" if len({name.casefold() for name in names}) == 1 else "case, white space or encoding"
             found.warn(place, f"its labels {' and '.join(map(shown_excerpt, names))} differ by {by} alone")
     found.examples[:] = [
         replace(example, choices=classes) if _needs_classes(example) else example
@@ -328,8 +328,8 @@ def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> t
 
 
 def _folded(text: str) -> str:
-    """Equal for texts that differ by case alone, or by the encoding of accents: macOS writes names in another one."""
-    return unicodedata.normalize("NFC", text).casefold()
+    """Equal for texts that differ by case, white space or the encoding of characters, which macOS changes in names."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _is_blank(value: object) -> bool:

@@ -45,14 +45,15 @@ def normalised(text: str) -> str:
 
     The text becomes lower case. Periods are removed, except in decimals, and commas between digits too. Other
     punctuation becomes a space, except apostrophes and colons. Number words become digits, articles are removed, and
-    contractions get a missing apostrophe.
+    contractions get a missing apostrophe. If nothing would be left, articles and punctuation stay.
     """
-    text = text.lower().translate(_APOSTROPHES)
-    text = re.sub(r"\.(?!\d)", "", text)
+    lowered = unicodedata.normalize("NFC", text.lower()).translate(_APOSTROPHES)
+    text = re.sub(r"\.(?!\d)", "", lowered)
     text = re.sub(r"(?<=\d),(?=\d)", "", text)
     text = "".join(" " if _is_punctuation(letter) else letter for letter in text)
-    words = (_NUMBERS.get(word, word) for word in text.split())
-    return " ".join(_CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
+    words = [_NUMBERS.get(word, word) for word in text.split()]
+    kept = [word for word in words if word not in _ARTICLES] or words or lowered.split()
+    return " ".join(_CONTRACTIONS.get(word, word) for word in kept)
 
 
 def vqa_score(answer: str, references: Sequence[str]) -> float:

@@ -8,6 +8,7 @@ captions, K orders of n-grams.
 
 import math
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from typing import Final
 
 import numpy as np
 
-from llama_adapter.app.learning.scores.intervals import mean
 from llama_adapter.app.learning.scores.outcome import Floats, Ints, Outcome
 
 MAX_ORDER: Final = 4
@@ -27,14 +27,17 @@ _CIDER_SCALE: Final = 10.0
 Ngram = tuple[str, ...]
 Tokens = tuple[str, ...]
 
-# Words include inner hyphens, points and slashes. Parts of contractions are separate words: do n't, dog 's.
+# Words include inner hyphens, points and slashes. Parts of contractions are separate words: do n't, dog 's. Characters
+# of Japanese and Chinese are words. Vowels of Hindi, Thai and Arabic are marks, which `\w` lacks.
 _CLITIC: Final = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")
-_WORD: Final = re.compile(r"n't\b|'(?:s|m|d|re|ve|ll)\b|\w+(?:[-./]\w+)*")
+_MARKS: Final = "".join(mark for mark in map(chr, range(0x300, 0x2000)) if unicodedata.category(mark)[0] == "M")
+_LETTERS: Final = rf"[^\W\u3040-\u9fff](?:[^\W\u3040-\u9fff]|[{_MARKS}])*"
+_WORD: Final = re.compile(rf"n't\b|'(?:s|m|d|re|ve|ll)\b|(?=\w)[\u3040-\u9fff]|{_LETTERS}(?:[-./]{_LETTERS})*")
 
 
 def tokens_of(text: str) -> Tokens:
     """Words in lower case, without punctuation. Contractions are split as in the Penn Treebank."""
-    text = _CLITIC.sub(r" \1", text.lower().replace("’", "'"))
+    text = _CLITIC.sub(r" \1", unicodedata.normalize("NFC", text.lower()).replace("’", "'"))
     return tuple(_WORD.findall(text))
 
 
@@ -48,8 +51,7 @@ class CaptionScores:
     """The counts that corpus BLEU sums, and the scores of each caption."""
 
     matches_NK: Floats  # n-grams of the caption that a reference has, clipped
-    totals_NK: Floats  # n-grams of the caption
-    length_N: Floats  # tokens of the caption
+    totals_NK: Floats  # n-grams of the caption; those of order 1 are its tokens
     closest_N: Floats  # tokens of the reference with the closest length; of two, the shorter one
     rouge_N: Floats
     cider_N: Floats
@@ -74,7 +76,6 @@ def caption_scores(outcomes: Sequence[Outcome]) -> CaptionScores:
     return CaptionScores(
         matches_NK=matches,
         totals_NK=totals,
-        length_N=np.array([len(caption) for caption in captions], dtype=np.float64),
         closest_N=closest,
         rouge_N=np.array([rouge_l(*pair) for pair in zip(captions, references, strict=True)], dtype=np.float64),
         cider_N=cider_d(captions, references),
@@ -87,8 +88,7 @@ def bleu(counts: CaptionScores, chosen: Ints, *, order: int) -> float:
     totals = counts.totals_NK[chosen, :order].sum(axis=0)
     if not matches.all():
         return 0.0
-    length, closest = float(counts.length_N[chosen].sum()), float(counts.closest_N[chosen].sum())
-    brevity = min(0.0, 1.0 - closest / length)
+    brevity = min(0.0, 1.0 - float(counts.closest_N[chosen].sum() / totals[0]))
     return math.exp(brevity + float(np.log(matches / totals).mean()))
 
 
@@ -132,7 +132,7 @@ def cider_d(captions: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
 def caption_figures(scores: CaptionScores, chosen: Ints) -> dict[str, float]:
     """Name -> metric for the `chosen` examples. CIDEr-D uses the weights that n-grams have in all examples."""
     found = {f"BLEU-{order}": bleu(scores, chosen, order=order) for order in _ORDERS}
-    return found | {"ROUGE-L": mean(scores.rouge_N[chosen]), "CIDEr-D": mean(scores.cider_N[chosen])}
+    return found | {"ROUGE-L": float(scores.rouge_N[chosen].mean()), "CIDEr-D": float(scores.cider_N[chosen].mean())}
 
 
 def _longest_common(one: Tokens, other: Tokens) -> int:

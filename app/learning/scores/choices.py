@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama_adapter.app.captioning.decisions.measures import calibration_error
-from llama_adapter.app.learning.scores.intervals import mean, wilson_interval
+from llama_adapter.app.learning.scores.intervals import wilson_interval
 from llama_adapter.app.learning.scores.outcome import YES_NO, Floats, Ints, Outcome, picture_groups
 from llama_adapter.runtime.errors import UsageError
 
@@ -79,6 +79,8 @@ def read_choices(outcomes: Sequence[Outcome]) -> Choices:
         label_N[index] = place[one.label]
         if named is not None:
             answer_N[index] = place[named]
+            if named in map(one.chosen, one.references):  # of several right choices, each is right
+                label_N[index] = place[named]
         if one.probabilities is not None:
             probabilities_NC[index, place] = one.probabilities
     sureness = None
@@ -102,7 +104,7 @@ def read_choices(outcomes: Sequence[Outcome]) -> Choices:
 
 def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     """Name -> metric for the `chosen` examples, at least one. Has only metrics that the data allow."""
-    found: dict[str, float | None] = {"accuracy": mean(table.is_right_N[chosen].astype(np.float64))}
+    found: dict[str, float | None] = {"accuracy": float(table.is_right_N[chosen].mean())}
     if table.classes is not None:
         shares = class_shares(answer_counts(table, chosen))
         found["balanced accuracy"] = _mean_defined(shares["recall"])
@@ -115,26 +117,24 @@ def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
 
 
 def class_figures(table: Choices, chosen: Ints) -> dict[tuple[str, str], float | None]:
-    """(class, name) -> precision, recall or F1; empty if the examples have different choices."""
-    if table.classes is None:
-        return {}
+    """(class, name) -> precision, recall or F1, for examples with the same choices."""
     shares = class_shares(answer_counts(table, chosen))
     return {
         (one, name): _defined(share_C[index])
-        for index, one in enumerate(table.classes)
+        for index, one in enumerate(table.classes or ())
         for name, share_C in shares.items()
     }
 
 
 def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     """The metrics of one part: those of POPE for yes and no, and those of MME if pictures have several questions."""
-    accuracy = mean(table.is_right_N[chosen].astype(np.float64))
+    accuracy = float(table.is_right_N[chosen].mean())
     found: dict[str, float | None] = {"accuracy": accuracy}
     if table.yes is None:
         return found
     shares = class_shares(answer_counts(table, chosen))
     found |= {name: _defined(share_C[table.yes]) for name, share_C in shares.items()}
-    found["share of yes"] = mean((table.answer_N[chosen] == table.yes).astype(np.float64))
+    found["share of yes"] = float((table.answer_N[chosen] == table.yes).mean())
     if table.has_sets:
         plus = found["accuracy+"] = accuracy_plus(table, chosen)
         found["MME score"] = 100.0 * (accuracy + plus)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llama_adapter.app.learning.scores.choices import Flags
-from llama_adapter.app.learning.scores.intervals import Draws, Figure, Statistics, at_most, figures
+from llama_adapter.app.learning.scores.intervals import Draws, Figure, at_most, figures
 from llama_adapter.app.learning.scores.outcome import Ints, Outcome, Task, picture_groups, task_of
 from llama_adapter.app.learning.scores.scoring import measure_outcomes
 
@@ -60,16 +60,23 @@ def compare(
         raise ValueError("the outcomes are not of the same examples in the same order")
     groups_N = picture_groups(one)
     mine, theirs = measure_outcomes(task, one), measure_outcomes(task, other)
-    everything = np.arange(len(one), dtype=np.int64)
-    before, after = mine.statistics(everything), theirs.statistics(everything)
+
+    def both(chosen: Ints) -> dict[str, tuple[float | None, float | None]]:
+        """The metrics that both models have."""
+        before, after = mine.statistics(chosen), theirs.statistics(chosen)
+        return {name: (value, after[name]) for name, value in before.items() if name in after}
+
+    def difference(chosen: Ints) -> dict[str, float | None]:
+        return {name: None if old is None or new is None else new - old for name, (old, new) in both(chosen).items()}
+
     return Comparison(
         names=names,
         task=task,
         num_examples=len(one),
         num_pictures=len(np.unique(groups_N)),
         draws=draws,
-        values={name: (value, after[name]) for name, value in before.items() if name in after},
-        differences=figures(_difference(mine.statistics, theirs.statistics), groups_N, draws),
+        values=both(np.arange(len(one))),
+        differences=figures(difference, groups_N, draws),
         mcnemar=_mcnemar(mine.is_right_N, theirs.is_right_N),
         note=note,
     )
@@ -91,14 +98,3 @@ def _mcnemar(one: Flags | None, other: Flags | None) -> McNemar | None:
         num_both_wrong=int((~one & ~other).sum()),
         p_value=mcnemar_p(only_one, only_other),
     )
-
-
-def _difference(one: Statistics[str], other: Statistics[str]) -> Statistics[str]:
-    """The metrics of `other` minus those of `one`, for all metrics that both have."""
-
-    def difference(chosen: Ints) -> dict[str, float | None]:
-        before, after = one(chosen), other(chosen)
-        both = {name: (value, after[name]) for name, value in before.items() if name in after}
-        return {name: None if old is None or new is None else new - old for name, (old, new) in both.items()}
-
-    return difference

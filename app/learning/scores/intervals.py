@@ -67,12 +67,7 @@ def figures(statistics: Statistics[Key], groups_N: Ints, draws: Draws) -> dict[K
 
 def means(values: Mapping[str, Floats]) -> Statistics[str]:
     """A function that gives the mean of each of `values`, (N,), over the chosen examples."""
-    return lambda chosen: {name: mean(values_N[chosen]) for name, values_N in values.items()}
-
-
-def mean(values: Floats) -> float:
-    """The mean of values, at least one."""
-    return float(values.mean())
+    return lambda chosen: {name: float(values_N[chosen].mean()) for name, values_N in values.items()}
 
 
 def _figure(value: float | None, drawn: list[float], count: int) -> Figure:

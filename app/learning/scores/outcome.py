@@ -1,5 +1,6 @@
 """Answered examples: the question, the model's answer and the right answers. Computes no metrics."""
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,11 +55,11 @@ class Outcome:
         if text in (self.choices or ()):
             return (self.choices or ()).index(text)
         folded = _folded(text)
-        named = [(_folded(choice), index) for index, choice in enumerate(self.choices or ())]
+        named = [(name, index) for index, choice in enumerate(self.choices or ()) if (name := _folded(choice))]
         equal = [index for name, index in named if name == folded]
         if equal:
             return equal[0]
-        begun = [(len(name), -index) for name, index in named if name and _begins(folded, name)]
+        begun = [(len(name), -index) for name, index in named if _begins(folded, name)]
         return -max(begun)[1] if begun else None
 
     @property
@@ -117,7 +118,7 @@ def are_captions(references: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=2**16)  # the same choices occur in every example
 def _folded(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .,:;!?\"'()[]")
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split()).strip(" .,:;!?\"'()[]")
 
 
 def _begins(text: str, name: str) -> bool:

@@ -19,6 +19,7 @@ from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Encodings
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.prepare import TrainingData
+from llama_adapter.app.learning.training.scoring import drawn
 from llama_adapter.vision.out_of_distribution import Floats, OodDetector
 
 # B, N pictures, Q visual queries, D their width, K kept directions, N rows
@@ -43,7 +44,7 @@ def familiarity_of(model: TrainableModel, data: TrainingData, encodings: Encodin
 def _queries(model: TrainableModel, examples: Sequence[TrainExample], encodings: Encodings) -> Floats:
     """The visual queries of different pictures, float32 (N, Q, D)."""
     pictures = {one.example.digest: one for one in examples if one.has_picture}
-    seen = list(pictures.values())[:_MOST_FITTED]
+    seen = drawn(list(pictures.values()), most=_MOST_FITTED)
     config = model.decoder_config
     found = [torch.zeros(0, config.num_queries, config.dim)]
     for at in range(0, len(seen), _TOGETHER):
@@ -101,10 +102,9 @@ def _left_out_distances(visual_query_BQD: Floats) -> NDArray[np.float64]:
 
 def _fit(visual_query_BQD: Floats) -> OodDetector:
     """A detector with an unlimited threshold."""
-    chosen_BQD = visual_query_BQD[:: math.ceil(len(visual_query_BQD) / _MOST_FITTED)]
-    num_pictures, num_queries, width = chosen_BQD.shape
-    mean_QD = chosen_BQD.mean(0, dtype=np.float64).astype(np.float32)
-    offset_BQD = chosen_BQD - mean_QD
+    num_pictures, num_queries, width = visual_query_BQD.shape
+    mean_QD = visual_query_BQD.mean(0, dtype=np.float64).astype(np.float32)
+    offset_BQD = visual_query_BQD - mean_QD
     scale_Q = np.square(offset_BQD, dtype=np.float64).sum((0, 2)) / ((num_pictures - 1) * width)  # mean variance
     scale_Q = np.maximum(scale_Q, _LEAST_SHARE * scale_Q.mean())
     rows_ND = (offset_BQD / np.sqrt(scale_Q)[:, None]).reshape(-1, width)

@@ -24,7 +24,7 @@ TRAIN, VALIDATION, TEST = PARTS = SPLITS
 LEAST_EXAMPLES: Final = 4  # to learn
 FEW_LEARNED, FEW_TESTED = 10, 3  # examples of a class; a note names the classes with fewer
 _MOST_NAMED: Final = 10  # classes in the note
-_METHOD: Final = 3  # of training a picture tower: a run that was begun by another one is not continued
+_METHOD: Final = 4  # of training a picture tower: a run that was begun by another one is not continued
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

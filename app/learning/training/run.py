@@ -27,9 +27,9 @@ from llama_adapter.app.learning.training.ranks import Distributed, Kind, OneRank
 from llama_adapter.app.learning.training.scoring import (
     HEADLINES,
     MOST_COMPARED,
-    MOST_SCORED,
     Validator,
     captioner_of,
+    drawn,
     num_compared,
     shown_test,
 )
@@ -259,7 +259,7 @@ class _Training:
             and not is_divided
             and plan.frozen <= _SCORED_BYTES
             and bool(data.validation)
-            and num_compared(data.validation[:MOST_SCORED]) <= MOST_COMPARED
+            and num_compared(drawn(data.validation)) <= MOST_COMPARED
         )
         if not is_scored:
             plan = dataclasses.replace(plan, scoring=0)
@@ -286,7 +286,7 @@ class _Training:
         )
         if (few := data.few_of_classes()) is not None:
             self._tell(f"note: {few}")
-        compared = num_compared(data.validation[:MOST_SCORED])
+        compared = num_compared(drawn(data.validation))
         if job.score != "loss" and compared > MOST_COMPARED:
             way = "which takes long; --score loss is faster" if job.score == "answers" else "so the loss alone decides"
             self._tell(f"note: the validation examples have {compared:,} choices to compare in each evaluation, {way}")

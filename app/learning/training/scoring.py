@@ -60,6 +60,12 @@ def num_compared(examples: Sequence[TrainExample]) -> int:
     return sum(len(one.example.choices or ()) for one in examples)
 
 
+def drawn(examples: Sequence[TrainExample], *, most: int = MOST_SCORED) -> list[TrainExample]:
+    """At most so many of the examples, in their order. They are drawn at random, because data may be sorted."""
+    places = np.random.default_rng(0).permutation(len(examples))[:most]
+    return [examples[place] for place in np.sort(places)]
+
+
 def headline(outcomes: dict[Task, list[Outcome]]) -> tuple[float, str]:
     """The mean of the tasks' `HEADLINES`, weighted by their numbers of examples, and its name; 0 without any."""
     if not outcomes:
@@ -129,7 +135,7 @@ class Validator:
         score_now, measure = 0.0, ""
         if self._open_captioner is not None and self._ranks.is_first:
             with self._open_captioner() as captioner:
-                score_now, measure = headline(answered(captioner, self._examples[:MOST_SCORED]))
+                score_now, measure = headline(answered(captioner, drawn(self._examples)))
         loss = self._loss()
         of_first = self._ranks.sum(torch.tensor([score_now], dtype=torch.float64))
         score = None if self._open_captioner is None else float(of_first)

@@ -7,7 +7,6 @@ answers. Each of these questions, and each word, is a group of logits with a cro
 # B pictures, N pictures of all, G groups, K logits of all groups
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llama_adapter.app.captioning.tasks.prompts import Prompt
+from llama_adapter.app.learning.scores.captions import tokens_of
 from llama_adapter.app.learning.training.asking import TrainExample
 
 _MOST_CLASSES, _MOST_GROUPS = 1000, 100
@@ -26,7 +26,6 @@ _FEWEST: Final = 4  # pictures of an answer, on average; pictures with a word, a
 _LEAST_SHARE: Final = 0.75  # of the examples with pictures: those whose question has a group
 _SMOOTHING: Final = 0.1
 _NONE: Final = -100  # no label
-_WORD: Final = re.compile("[\u3040-\u9fff]|[^\\W\u3040-\u9fff]+")  # Japanese and Chinese have no spaces between words
 
 
 class Group(NamedTuple):
@@ -122,4 +121,4 @@ def _answers(examples: Sequence[TrainExample]) -> dict[tuple[str, ...], int]:
 @lru_cache(maxsize=1000)
 def _words(texts: tuple[str, ...]) -> tuple[str, ...]:
     """The words of the texts, each once, in their order: it is the same in all processes."""
-    return tuple(dict.fromkeys(word for text in texts for word in _WORD.findall(text.lower())))
+    return tuple(dict.fromkeys(word for text in texts for word in tokens_of(text)))

@@ -26,7 +26,7 @@ from llama_adapter.app.learning.training.asking import TrainExample
 from llama_adapter.app.learning.training.batches import Encodings
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.learning.training.prepare import TrainingData
-from llama_adapter.app.learning.training.scoring import HEADLINES, SHOWN
+from llama_adapter.app.learning.training.scoring import HEADLINES, SHOWN, drawn
 from llama_adapter.runtime.text import shown_excerpt
 
 MOST_MEASURED: Final = 2000  # of more examples, a sample is measured
@@ -193,9 +193,7 @@ def yardstick_of(model: TrainableModel, data: TrainingData, encodings: Encodings
     if 2 * len(chosen) <= len(data.train):
         asked = [(one.prompt, one.example.answers) for one in data.test if one.example.choices is None]
         return measure_answers([(one.prompt, one.example.answers) for one in data.train], asked) if asked else None
-    if len(chosen) > MOST_MEASURED:
-        drawn = np.random.default_rng(0).choice(len(chosen), MOST_MEASURED, replace=False)
-        chosen = [chosen[place] for place in np.sort(drawn)]
+    chosen = drawn(chosen, most=MOST_MEASURED)
     grey_ND, features_ND = _vectors(model, chosen, encodings)
     return measure_choices(
         [one.example.answers[0] for one in chosen],

@@ -298,9 +298,11 @@ def test_one_of_two_questions_that_was_answered_is_not_asked_again(
     caption("--prompt", "What is this?")
     sheet.write_text("Who is this?\nWhat is this?\n")
 
-    ran = caption("--questions", str(sheet))
+    ran = caption("--questions", str(sheet), "--profile")
 
     assert "3 questions answered, 3 answered by an earlier run" in ran.err
+    assert "\n3 questions in " in ran.err
+    assert "per question\nlatency per question: p50" in ran.err
     first, _ = read_manifest(out)
     assert (first.job["inputs"]["paths"], first.end_reason) == ([str(folder)], "finished")
     assert first.job["questions"][0]["instruction"] == "What is this?"

@@ -41,11 +41,13 @@ def test_the_table(snapshot: SnapshotAssertion, monkeypatch: pytest.MonkeyPatch)
         report,
         model=dataclasses.replace(MODEL, dtype="bfloat16", precision="int8"),
         synchronised=False,
+        tally=dataclasses.replace(report.tally, what="question"),
         device_stages_s={"read": 0.0, "forward": 2.5},
     )
     table = marked.format_table()
     assert [line.split()[-1] for line in table.splitlines()[:4]] == ["device", "0.000", "2.500", "2.500"]
     assert all(words in table for words in ("int8 and bfloat16", "the host's times, device not waited for"))
+    assert all(words in table for words in ("ms/question", "100 questions (1 more", " 25.00 questions/s"))
     busy = dataclasses.replace(marked, device_stages_s={"read": 0.5, "clip": 1.0, "forward": 2.0, "write": 0.5})
     told = ("bound by: forward (50% of the time)", "device without work: 1.000 s (25% of its time), in read, decode")
     assert all(words in busy.format_table() for words in told)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_figures_do_not_depend_on_whether_the_rows_of_a_picture_are_together(lab
         found.append(read_calibration(str(labels.folder / "c.json")).held_out)
     together, apart = found
     assert apart.nll == pytest.approx(together.nll, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_copies_are_one_picture_and_a_choice_that_is_never_right_has_no_recall(
+    labels: Labels, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, question, _ = next(row for row in labels.rows if row[2] == "yes")
+    for name in ("a.png", "b.png", "c.png"):
+        shutil.copy(picture, labels.folder / name)
+    labels.rows = [(name, question, "yes") for name in ("a.png", "b.png", "c.png")]
+    assert labels.calibrate() == ExitCode.OK
+    assert read_calibration(str(labels.folder / "c.json")).promise.num_pictures == 1
+    assert "they are about 1 " in capsys.readouterr().out
+
+    labels.rows = [(picture, question, "no")]
+    assert labels.calibrate(force=True) == ExitCode.OK
+    assert "has 0.0%, recall -, 1 of 1 examples" in capsys.readouterr().out
 
 
 @pytest.mark.slow

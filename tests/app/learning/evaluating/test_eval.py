@@ -120,12 +120,12 @@ def test_a_run_continues_an_earlier_one_and_is_compared_with_another(tmp_path: P
     one, other = str(tmp_path / "one"), str(tmp_path / "other")
     evaluate("--limit", "10", "--out", one)
     out, err = evaluate("--out", one)
-    assert "320 questions answered, 10 answered by an earlier run" in err
+    assert "324 questions answered, 6 answered by an earlier run" in err
     assert "| exact | 100.0% | 89.3% to 100.0% | 330 |" in out, "the model answers all questions of the samples"
 
     out, err = evaluate("--limit", "30", "--out", other, "--max-new-tokens", "0", "--against", one)
-    assert "note: 300 answers to examples that one of the two lacks are not compared" in err
-    assert "| one right | 0 | 30 |" in out
+    assert "note: 301 answers to examples that one of the two lacks are not compared" in err
+    assert "| one right | 0 | 29 |" in out
     assert "| exact | 100.0% | 0.0% | -100.0% |" in out
 
 
@@ -157,6 +157,19 @@ def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_spl
         for split in ("test", "train", "all")
     }
     assert of_split == {"test": {}, "train": {"examples": "What is it?"}, "all": {"examples": "What is it?"}}
+
+
+@pytest.mark.parametrize(("limit", "number"), [(1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (6, 6), (7, 6)])
+def test_the_questions_of_a_picture_are_drawn_together(limit: int, number: int, classes: Folder) -> None:
+    names = [f"classes/{name}" for name in ("star/1.jpg", "triangle/1.png")]
+    (classes.path / "more.png").write_bytes((classes.path / "triangle" / "1.png").read_bytes() + b"\n")
+    rows = (
+        {"picture": name, "question": asked, "answer": "yes"} for asked in "ab" for name in [*names, "classes/more.png"]
+    )
+    table = write_lines(classes.path.parent / "t.jsonl", *rows)
+    found = read_data(DataSettings(data=(str(table),), limit=limit), stored=StoredQuestions).examples
+    assert len(found) == number
+    assert len({one.digest for one in found}) == -(-number // 2)
 
 
 @pytest.mark.parametrize(

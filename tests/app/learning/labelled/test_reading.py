@@ -83,8 +83,10 @@ def test_folders_and_archives_are_splits_if_all_are_named_so(
     ("one", "other", "differ"),
     [
         ("STRASSE", "Straße", "their case"),
-        ("caf\u00e9", "cafe\u0301", "case or the encoding of accents"),  # as macOS writes names
-        ("Caf\u00e9", "cafe\u0301", "case or the encoding of accents"),
+        ("caf\u00e9", "cafe\u0301", "case, white space or encoding"),  # as macOS writes names
+        ("Caf\u00e9", "cafe\u0301", "case, white space or encoding"),
+        ("red cat", "red \u00a0cat", "case, white space or encoding"),
+        ("10", "\uff11\uff10", "case, white space or encoding"),  # full-width digits
     ],
 )
 def test_labels_that_look_alike_are_told(one: str, other: str, differ: str, tmp_path: Path) -> None:

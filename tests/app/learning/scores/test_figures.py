@@ -88,6 +88,12 @@ def test_an_answer_that_names_no_choice_is_wrong_and_has_a_column() -> None:
     assert figures_of(asked(("perhaps", "no"), ("yes", "yes")))["accuracy"] == 0.5
 
 
+def test_each_of_several_right_choices_is_right() -> None:
+    given = [outcome(answer, "cat", "dog", choices=CLASSES) for answer in ("dog", "fox")]
+
+    assert confusion(read_choices(given)).counts == ((0, 0, 1), (0, 1, 0), (0, 0, 0))
+
+
 def test_roc_auc_counts_ties_half() -> None:
     is_positive = np.array([0, 0, 1, 0, 1, 1, 0, 1, 0, 1, 0, 0], dtype=bool)
 
@@ -142,6 +148,7 @@ def test_accuracy_plus_wants_every_question_of_a_picture_right() -> None:
     [
         (("yes", "no"), {"Yes": 0, "no.": 1, "Yes, there is.": 0, "nothing": None, "": None, "No dog": 1}),
         (("red", "red ring"), {"Red ring, I think": 1, "red, I think": 0}),  # of two, the longer one is meant
+        (("?", "!"), {"": None, "?": 0, "!": 1, "...": None}),
     ],
 )
 def test_an_answer_names_the_choice_that_it_is_or_begins_with(
@@ -254,6 +261,9 @@ def test_an_empty_caption_has_zero_everywhere() -> None:
         ("A dog's ball, isn't it?", ("a", "dog", "'s", "ball", "is", "n't", "it")),
         ("Two T-shirts - “red”; 3.5 m!", ("two", "t-shirts", "red", "3.5", "m")),
         ("They’re 50/50...", ("they", "'re", "50/50")),
+        ("A cafe\u0301, ein Mädchen", ("a", "café", "ein", "mädchen")),
+        ("लाल बिल्ली, แมว।", ("लाल", "बिल्ली", "แมว")),
+        ("2只猫，ねこ。", ("2", "只", "猫", "ね", "こ")),
         ("", ()),
     ],
 )

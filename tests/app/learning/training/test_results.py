@@ -3,10 +3,11 @@
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ import torch
 from llama_adapter.app.learning.scores.intervals import Draws
 from llama_adapter.app.learning.scores.outcome import Outcome, Task
 from llama_adapter.app.learning.scores.scoring import Scores, score
+from llama_adapter.app.learning.training import scoring
 from llama_adapter.app.learning.training.checkpoint import LoopState
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.prepare import TrainingData
+from llama_adapter.app.learning.training.ranks import OneRank
 from llama_adapter.app.learning.training.results import CARD, DATA, draw, require_same_run, write_card
 from llama_adapter.app.learning.training.run_log import draw_curves
-from llama_adapter.app.learning.training.scoring import headline, shown_test
+from llama_adapter.app.learning.training.scoring import Validator, headline, shown_test
 from llama_adapter.app.learning.training.yardstick import Yardstick, measure_answers
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
@@ -38,6 +41,18 @@ def card_of(
     measured = {"scores": scores, "memory": name, "yardstick": yardstick, "verdict": name}
     write_card(job, model, data, ended=ended, **measured, **nothing)
     return (job.folder / CARD).read_text()
+
+
+def test_examples_of_all_classes_are_scored_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders by class are read one after the other, so the first thousand examples may be of one class."""
+    nothing, places = cast(Any, None), cast(list[Any], list(range(5000)))
+    seen: list[int] = []
+    monkeypatch.setattr(scoring, "answered", lambda captioner, examples: seen.extend(examples) or {})
+    monkeypatch.setattr(Validator, "_loss", lambda self: None)
+    Validator(nothing, places, encodings=nothing, rows=1, ranks=OneRank(), open_captioner=nullcontext)()
+    assert seen == sorted(set(seen))
+    assert len(seen) == 1000
+    assert all(120 < sum(place // 1000 == name for place in seen) < 280 for name in range(5))
 
 
 def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
