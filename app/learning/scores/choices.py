@@ -111,7 +111,7 @@ def choice_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
         found["macro F1"] = _mean_defined(shares["F1"])
     if table.sureness is not None:
         if table.classes is not None:
-            found["ROC-AUC"] = mean_roc_auc(table.sureness.rank_NC[chosen], table.label_N[chosen])
+            found["ROC-AUC"] = mean_roc_auc(table.sureness.rank_NC, table.label_N, chosen)
         found["ECE"] = calibration_error(table.sureness.highest_N[chosen], table.sureness.is_right_N[chosen])
     return found
 
@@ -209,22 +209,23 @@ def roc_auc(rank_M: Ints, is_positive_M: Flags) -> float | None:
     It is the probability that a positive example has a higher rank than a negative one, where ties count half. Ranks
     are integers from 0.
     """
-    positive_R = np.bincount(rank_M[is_positive_M])
-    negative_R = np.bincount(rank_M[~is_positive_M], minlength=len(positive_R))
-    num_pairs = int(positive_R.sum()) * int(negative_R.sum())
+    num_positive = int(is_positive_M.sum())
+    num_pairs = num_positive * (len(rank_M) - num_positive)
     if not num_pairs:
         return None
-    lower_R = np.cumsum(negative_R) - negative_R / 2
-    return float((positive_R * lower_R[: len(positive_R)]).sum() / num_pairs)
+    all_R = np.bincount(rank_M)
+    lower_R = np.cumsum(all_R) - all_R / 2
+    # Of the pairs of two positive examples, which are not meant, half have the lower one first.
+    return float((lower_R[rank_M[is_positive_M]].sum() - num_positive**2 / 2) / num_pairs)
 
 
-def mean_roc_auc(rank_MC: Ints, label_M: Ints) -> float | None:
-    """ROC-AUC of two classes, or the mean over each class against the rest; None if a class has no example."""
-    num_classes = rank_MC.shape[1]
+def mean_roc_auc(rank_NC: Ints, label_N: Ints, chosen: Ints) -> float | None:
+    """ROC-AUC of two classes, or the mean over each class against the rest; None if a class has no `chosen` example."""
+    label_M, num_classes = label_N[chosen], rank_NC.shape[1]
+    if num_classes < 2 or len(np.unique(label_M)) < num_classes:
+        return None
     indices = [1] if num_classes == 2 else range(num_classes)
-    found = [roc_auc(rank_MC[:, index], label_M == index) for index in indices]
-    defined = [value for value in found if value is not None]
-    return sum(defined) / len(defined) if defined and len(defined) == len(found) else None
+    return float(np.mean([roc_auc(rank_NC[chosen, index], label_M == index) for index in indices]))
 
 
 def ranks(values_N: Floats) -> Ints:
