@@ -260,8 +260,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
             process.kill()
             raise
     if process.returncode:
-        sentence, hint = explain_failure(said, returncode=process.returncode)
-        raise GraphError(sentence, hint=hint)
+        raise explain_failure(said, returncode=process.returncode)
 
 
 def _wait(process: "subprocess.Popen[str]", *, tick: Callable[[float], None] | None) -> str:
@@ -348,8 +347,8 @@ def adopt_om(request: AtcRequest | DimsRequest) -> Path:
     return target
 
 
-def explain_failure(output: str, *, returncode: int) -> tuple[str, str]:
-    """A sentence and a hint for a failed run. The sentence ends with ATC's last lines."""
+def explain_failure(output: str, *, returncode: int) -> GraphError:
+    """The error for a failed run. Its details are ATC's last lines."""
     sentence, hint = f"ATC failed with exit code {returncode}", "run it by hand with the line of --print-command"
     if returncode in (-signal.SIGKILL, 128 + signal.SIGKILL):
         output += "\nKilled"
@@ -357,5 +356,5 @@ def explain_failure(output: str, *, returncode: int) -> tuple[str, str]:
         entry, found = fit
         sentence, hint = entry.sentence.format(*found.groups()), entry.hint
     lines = [line.rstrip() for line in output.splitlines() if line.strip()][-_LAST_LINES:]
-    shown = "".join(f"\n    {line}" for line in lines)
-    return (f"{sentence}. Its last lines:{shown}" if shown else f"{sentence}, without any output"), hint
+    message = f"{sentence}. Its last lines:" if lines else f"{sentence}, without any output"
+    return GraphError(message, hint=hint, details=lines)

@@ -49,10 +49,10 @@ class Port:
         """Indices of the dynamic dimensions."""
         return tuple(dim for dim, size in enumerate(self.shape) if size < 0)
 
-    def fits(self, array: np.ndarray) -> bool:
-        """Whether an array has this type and these sizes."""
-        sizes_fit = all(want in (-1, have) for want, have in zip(self.shape, array.shape, strict=False))
-        return array.dtype.name == self.dtype and array.ndim == len(self.shape) and sizes_fit
+    def fits(self, other: "Port") -> bool:
+        """Whether another port or an array (`of`) has this type and these sizes."""
+        sizes_fit = all(want in (-1, have) for want, have in zip(self.shape, other.shape, strict=False))
+        return other.dtype == self.dtype and len(other.shape) == len(self.shape) and sizes_fit
 
     def __str__(self) -> str:
         return f"{self.dtype} ({', '.join('any' if size < 0 else str(size) for size in self.shape)})"

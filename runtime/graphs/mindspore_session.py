@@ -88,7 +88,7 @@ class MindsporeSession:
 def check_sizes(arrays: Sequence[np.ndarray], ports: Sequence[Port], *, file: str) -> None:
     """Raise GraphError for an array whose sizes do not fit the graph. The runtime would read beyond its end."""
     for array, port in zip(arrays, ports, strict=True):
-        if not port.fits(array) or not array.size:
+        if not port.fits(Port.of(array)) or not array.size:
             raise GraphError(f"`{file}` takes `{port.name}` {port}, and was given {Port.of(array)}", hint=HINT)
 
 

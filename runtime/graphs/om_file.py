@@ -33,9 +33,9 @@ class OmModel:
         """Load the file. `soc` is the chip that it was made for, empty if unknown. Raises GraphError."""
         self.file, self._device_id, self._soc = file, device_id, soc
         self.device_ms: float | None = None  # of the last call
-        self._session = self._open(_infer_session_class())
+        self._session: Any = None
         try:
-            self.inputs, self.outputs, self.num_bytes = self._describe()
+            self.inputs, self.outputs, self.num_bytes = self._open(_infer_session_class())
         except BaseException:
             self.free()
             raise
@@ -73,24 +73,16 @@ class OmModel:
         except Exception as error:  # it cannot be handled, only reported
             _LOG.warning("ais_bench cannot unload `%s`: %s | %s", self.file, error, caught.complaints())
 
-    def _open(self, infer_session: Any) -> Any:
+    def _open(self, infer_session: Any) -> tuple[tuple[Port, ...], tuple[Port, ...], list[int]]:
+        """Load the file; returns inputs, outputs, and the bytes of each input at the largest batch."""
         try:
             with stdout_caught() as caught:
-                return infer_session(self._device_id, self.file)
-        except Exception as error:
-            raise self._opening_failed(error, said=caught.complaints()) from error
-
-    def _opening_failed(self, error: Exception, *, said: str) -> GraphError:
-        return opening_failed(error, said=said, file=self.file, soc=self._soc, device=self._device_id)
-
-    def _describe(self) -> tuple[tuple[Port, ...], tuple[Port, ...], list[int]]:
-        """Inputs, outputs, and the bytes of each input at the largest batch."""
-        try:
-            with stdout_caught() as caught:
+                self._session = infer_session(self._device_id, self.file)
                 inputs, outputs = list(self._session.get_inputs()), list(self._session.get_outputs())
                 num_bytes = [int(description.size) for description in inputs]
         except Exception as error:
-            raise self._opening_failed(error, said=caught.complaints()) from error
+            said = caught.complaints()
+            raise opening_failed(error, said=said, file=self.file, soc=self._soc, device=self._device_id) from error
         return tuple(map(_port, inputs)), tuple(map(_port, outputs)), num_bytes
 
     def _read_device_ms(self) -> float | None:

@@ -54,7 +54,7 @@ def check_outputs(outputs: Sequence[np.ndarray], ports: Sequence[Port], *, batch
     """Raise GraphError unless the outputs of a run have the shapes and types that the graph declares for this batch."""
     for output, port in zip(outputs, ports, strict=True):
         promised = Port(name=port.name, dtype=port.dtype, shape=(batch, *port.shape[1:]))
-        if not promised.fits(output):
+        if not promised.fits(Port.of(output)):
             raise GraphError(
                 f"`{file}` promises {promised} for a batch of {batch}, and gave {Port.of(output)}",
                 hint="the file, or the runtime under it, is damaged: export the model again",

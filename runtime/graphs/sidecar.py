@@ -189,7 +189,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
         if stat.S_ISLNK(status.st_mode):
             raise GraphError(
                 f"The OM `{absolute}` is a symbolic link, which InferSession refuses",
-                hint=f"pass the file itself, or copy it: cp --dereference {absolute} ./",
+                hint=f"pass the file itself, or copy it and its side-car: cp --dereference {absolute}* ./",
             )
     except OSError as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"

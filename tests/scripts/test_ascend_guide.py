@@ -23,7 +23,7 @@ from llama_adapter.runtime.devices import Capabilities, resolve_dtype, settle_mo
 from llama_adapter.runtime.devices.npu import open_npu
 from llama_adapter.runtime.devices.npu_load import explain_loading
 from llama_adapter.runtime.devices.npu_operators import FAMILIES
-from llama_adapter.runtime.errors import DeviceError, GraphError, LlamaAdapterError
+from llama_adapter.runtime.errors import DeviceError, LlamaAdapterError
 from llama_adapter.runtime.graphs.atc import explain_failure
 from llama_adapter.runtime.graphs.om_failures import import_failed, opening_failed, running_failed
 from llama_adapter.runtime.problems import RULES, describe
@@ -124,7 +124,7 @@ def errors_of_the_program() -> Iterator[BaseException]:
     yield import_failed(ImportError("libascendcl.so: cannot open shared object file"))
     # ATC.
     for output in ("No module named 'sympy'", "soc_version Ascend1 is invalid", "E16002: x", "E10501: x"):
-        yield GraphError(explain_failure(output, returncode=1)[0])
+        yield explain_failure(output, returncode=1)
 
 
 @pytest.fixture(scope="module")

@@ -170,7 +170,7 @@ class LLaMA_adapter(nn.Module):
         calls `generate(clip, imgs, prompts, max_gen_len=1, temperature=0.1, top_p=0.75)` with an InferSession.
 
         Parameters:
-            clip: session of an exported encoder; it gets `imgs` unchanged.
+            clip: session of an exported encoder; it gets `imgs` unchanged, except as `SessionEncoder` says.
             imgs: pictures, see `encoder_pixels`.
             prompts: for each picture a text, used without a template, or token ids.
             max_gen_len: most tokens of an answer.

@@ -47,10 +47,15 @@ def encoder_pixels(imgs: Any, *, captioner: Captioner) -> Sequence[np.ndarray]:
     if images_BCHW.shape[1:] != (3, side, side):
         hint = "; for one picture add .unsqueeze(0)" if images_BCHW.shape == (3, side, side) else ""
         raise ValueError(f"imgs must be normalised (B, 3, {side}, {side}), got {tuple(images_BCHW.shape)}{hint}")
+    pixels_BHWC = _unnormalised(images_BCHW)
+    # An encoder for "bgr" swaps the channels, and the program already has.
+    return list(pixels_BHWC[..., ::-1].copy() if captioner.spec.channel_order == "bgr" else pixels_BHWC)
+
+
+def _unnormalised(images_BCHW: Tensor) -> np.ndarray:
+    """Normalised pictures -> pixels 0..255, (B, H, W, 3)."""
     pixels_BCHW = (images_BCHW.detach().float().cpu() * _STD_C11 + _MEAN_C11) * 255
-    if captioner.spec.channel_order == "bgr":  # this encoder swaps the channels; the program already has
-        pixels_BCHW = pixels_BCHW.flip(1)
-    return list(pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy())
+    return pixels_BCHW.permute(0, 2, 3, 1).contiguous().numpy()
 
 
 def _read(picture: Any, captioner: Captioner) -> np.ndarray:
@@ -64,7 +69,8 @@ def _read(picture: Any, captioner: Captioner) -> np.ndarray:
 class SessionEncoder:
     """A `VisionBackend` for the session that a program of the Ascend guide opens and passes with each call.
 
-    The session gets pictures exactly as the program made them.
+    The session gets pictures as the program made them. Only if it takes (B, S, S, 3) and gets (B, 3, S, S), as from the
+    ModelZoo's own demo, the normalisation is undone: InferSession would read the bytes in the wrong order.
     """
 
     name = "the program's session"
@@ -76,6 +82,8 @@ class SessionEncoder:
 
     def encode(self, pixels: np.ndarray) -> Tensor:
         """The visual query (B, Q, D) that the session computes; raises GraphError if it has another shape."""
+        if pixels.shape[1] == 3 != self.session.get_inputs()[0].shape[1]:
+            pixels = _unnormalised(torch.from_numpy(pixels)).astype(pixels.dtype)
         query = np.asarray(self.session.infer([pixels])[0])
         wanted = (len(pixels), *self.query_shape)
         if query.shape != wanted:

@@ -146,6 +146,9 @@ class InferenceSession:
             gears = [{-1: size} for size in self.header["batch_sizes"]]
         self._inputs = [Descriptor(port, gears) for port in inputs]
         self._outputs = [Descriptor(port, gears) for port in outputs]
+        # As aclmdlGetOutputDims describes outputs, each in the gear where it is largest.
+        for output, port in zip(self._outputs, outputs, strict=True):
+            output.shape = max(([gear.get(size, size) for size in port["shape"]] for gear in gears), key=np.prod)
         self._shapes = [[max(gear.get(size, size) for gear in gears) for size in port["shape"]] for port in inputs]
         self._dtypes = [port["dtype"] for port in outputs]
         self._dims_are_set = False

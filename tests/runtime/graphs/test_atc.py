@@ -21,6 +21,8 @@ from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, 
 from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
+from llama_adapter.runtime.problems import describe
+from llama_adapter.runtime.terminal.run_guarded import format_problem
 from tests.fakes.om_format import read_fake_om
 from tests.runtime.graphs.test_lint import write
 
@@ -284,7 +286,7 @@ OUTPUTS = [
 
 
 def test_each_failure_has_its_explanation(snapshot: SnapshotAssertion) -> None:
-    explained = ["\n".join(explain_failure(output, returncode=255)) for output in OUTPUTS]
+    explained = [format_problem(describe(explain_failure(output, returncode=255))) for output in OUTPUTS]
 
     assert "\n\n".join(explained) == snapshot
     table = read_explanations("atc")
@@ -294,16 +296,14 @@ def test_each_failure_has_its_explanation(snapshot: SnapshotAssertion) -> None:
 
 @pytest.mark.parametrize("returncode", [-9, 137])
 def test_a_killed_atc_ran_out_of_memory(returncode: int) -> None:
-    killed, _ = explain_failure("ATC start working now", returncode=returncode)
-    out_of_memory, _ = explain_failure("out of memory", returncode=1)
+    killed = explain_failure("ATC start working now", returncode=returncode)
 
-    assert killed.partition(".")[0] == out_of_memory.partition(".")[0]
+    assert killed.message == explain_failure("out of memory", returncode=1).message
 
 
 def test_an_unknown_failure_shows_the_last_lines() -> None:
-    sentence, _ = explain_failure("\n".join(f"line {number}" for number in range(40)), returncode=3)
+    error = explain_failure("\n".join(f"line {number}" for number in range(40)), returncode=3)
 
-    assert sentence.startswith("ATC failed with exit code 3. Its last lines:")
-    assert "line 39" in sentence
-    assert "line 24" not in sentence
-    assert explain_failure("\n\n", returncode=3)[0] == "ATC failed with exit code 3, without any output"
+    assert error.message == "ATC failed with exit code 3. Its last lines:"
+    assert error.details == tuple(f"line {number}" for number in range(25, 40))
+    assert explain_failure("\n\n", returncode=3).message == "ATC failed with exit code 3, without any output"

@@ -199,7 +199,7 @@ def test_a_side_car_must_be_that_of_the_file(acl: Any, om: Path) -> None:
     faults = {
         "digests differ": {"sha256": "0"},
         "takes ids int32": {"inputs": [{**stored["inputs"][0], "dtype": "float32"}, *stored["inputs"][1:]]},
-        "gives float32": {"outputs": stored["outputs"][::-1]},
+        "gives logits float32": {"outputs": stored["outputs"][::-1]},
         "gives a size": {"gears": [{**one, "R": 0} for one in stored["gears"]]},
         "its version is 2": {"version": 2},
         "must be a list": {"gears": 1},
