@@ -175,8 +175,8 @@ def save_bundle(
             values |= {"version": SPLIT_VERSION, "num_ranks": num_ranks, "ffn_block": decoder.ffn_block}
         if model.finer_weights:
             values |= {"version": FINER_VERSION, "finer": dict(model.finer_weights)}
-        if model.origin is not None and (model.precision != FLOAT or packed is not None or num_ranks > 1):
-            values |= {"precision": model.precision, "origin": dataclasses.asdict(model.origin)}
+        if model.precision != FLOAT or packed is not None or num_ranks > 1:
+            values |= {"precision": model.precision, "origin": dataclasses.asdict(model.source)}
         manifest = Manifest(partial, values)
         manifest["digest"] = manifest.model_digest()
         _write_json(partial / MANIFEST, manifest)

@@ -36,8 +36,7 @@ _VERSION: Final = 1
 _KEY: Final = "llama_adapter_prefixes"
 _HINT: Final = "copy the folder again, or encode the pictures again with `llama-adapter encode --overwrite`"
 _MAX_HEADER_BYTES: Final = 100_000_000  # the limit of safetensors itself
-# Number types by their names in safetensors and numpy. numpy has no bfloat16, whose bits are the upper half of a
-# float32.
+# Number types in safetensors and numpy. numpy has no bfloat16, whose bits are the upper half of a float32.
 _NUMBERS: Final = {"float32": ("F32", "<f4"), "float16": ("F16", "<f2"), "bfloat16": ("BF16", "<u2")}
 _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("name", "digest", "dtype", "precision", "exif", "reading", "transparency", "keeps"), str),
@@ -66,7 +65,7 @@ class Encoding:
     reading: Literal["exact", "fast"]
     encoder: str | None  # identity of an exported encoder; None: the model's own weights
     keeps: Kept = "queries"
-    transparency: Transparency = "ignore"  # as in files of earlier versions
+    transparency: Transparency | Literal["unknown"] = "unknown"  # in files of earlier versions
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -74,7 +73,7 @@ class Encoding:
             ("precision", tuple(PRECISIONS)),
             ("exif", ("upright", "ignore")),
             ("reading", ("exact", "fast")),
-            ("transparency", get_args(Transparency)),
+            ("transparency", ("unknown", *get_args(Transparency))),
             ("keeps", get_args(Kept)),
         ):
             if (value := getattr(self, name)) not in known:
@@ -84,8 +83,9 @@ class Encoding:
 
     @property
     def reading_of_pictures(self) -> dict[str, Any]:
-        """The fields of a `CaptionerSpec` that say how pictures were read."""
-        return {"exif": self.exif, "reading": self.reading, "transparency": self.transparency}
+        """The fields of a `CaptionerSpec` that say how pictures were read. Ids of records take "unknown" as "white"."""
+        transparency = "white" if self.transparency == "unknown" else self.transparency
+        return {"exif": self.exif, "reading": self.reading, "transparency": transparency}
 
     @property
     def card(self) -> "EncoderCard":
@@ -105,7 +105,7 @@ class Encoding:
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
         from llama_adapter.vision.card import read_vision_config
 
-        values = {"transparency": "ignore", **read_object(text)}
+        values = {"transparency": "unknown", **read_object(text)}
         take_version(values, _VERSION)
         check_fields(values, _FIELDS, what="the encoding")
         check_mapping(values["fingerprint"], str, what="fingerprint")

@@ -101,6 +101,7 @@ def test_checkpoints_are_split_as_their_bundle_is(tmp_path: Path) -> None:
         name = f"llm-rank-{rank}-of-2.safetensors"
         assert (direct / name).read_bytes() == (twice / name).read_bytes()
     assert not (direct / "llm.safetensors").exists()
+    assert_same(part(direct, 1, 2), part(twice, 1, 2))
 
 
 @pytest.mark.parametrize(("size", "words"), [(1, "split for 2 ranks, and this run has 1"), (4, "this run has 4")])
