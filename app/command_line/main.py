@@ -18,9 +18,8 @@ from llama_adapter.app.command_line.commands.doctor import run_doctor
 from llama_adapter.app.command_line.commands.encode import run_encode
 from llama_adapter.app.command_line.commands.evaluate import run_bench, run_eval
 from llama_adapter.app.command_line.commands.export import add_export
-from llama_adapter.app.command_line.commands.get import run_get
 from llama_adapter.app.command_line.commands.label import run_label
-from llama_adapter.app.command_line.commands.models import run_convert, run_pack, run_quantize
+from llama_adapter.app.command_line.commands.models import run_convert, run_get, run_pack, run_quantize
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
 from llama_adapter.app.command_line.commands.train import add_train

@@ -8,8 +8,7 @@ from llama_adapter.app.command_line.main import main
 from llama_adapter.app.jobs.clusters.cluster import RayOptions, joined_cluster
 from llama_adapter.app.jobs.clusters.places import Machine
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.serving.replicas.deployment import deployment_options, max_ongoing_requests
-from llama_adapter.app.serving.replicas.placement import plan_replica
+from llama_adapter.app.serving.replicas.deployment import deployment_options, max_ongoing_requests, plan_replica
 from llama_adapter.app.serving.replicas.replica import NotLoadedError, not_loaded, problem_in
 from llama_adapter.app.serving.replicas.types import DeploymentSettings, MemoryShare
 from llama_adapter.runtime.errors import DeviceError, ExitCode, TooLittleMemoryError, UsageError
