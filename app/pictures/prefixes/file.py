@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -263,18 +264,16 @@ def _check_shapes(rows: Mapping[str, tuple[int, ...]], encoding: Encoding) -> No
 
 
 def _read_entries(text: str) -> tuple[Entry, ...]:
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("its list of pictures is no JSON") from None
-    kinds = [str, str, int]
-    if type(entries) is not list or not entries:
-        raise ValueError("it lists no pictures")
-    if any(type(one) is not list or [type(part) for part in one] != kinds for one in entries):
-        raise ValueError("its list of pictures has another form")
-    if not all(re.fullmatch("[0-9a-f]{64}", one[0]) for one in entries):
-        raise ValueError("its list of pictures has digests that are none")
-    return tuple(Entry(*one) for one in entries)
+    with suppress(ValueError, RecursionError, TypeError):
+        entries = tuple(Entry(*one) for one in json.loads(text))
+        if entries and all(map(_is_entry, entries)):
+            return entries
+    raise ValueError("its list of pictures is empty or damaged")
+
+
+def _is_entry(entry: Entry) -> bool:
+    has_kinds = [type(part) for part in entry] == [str, str, int]
+    return has_kinds and re.fullmatch("[0-9a-f]{64}", entry.digest) is not None
 
 
 @dataclass(frozen=True, slots=True)
