@@ -223,7 +223,7 @@ def _read_head(path: str, num_bytes: int, changed_ns: int) -> PrefixFile:
         length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else 0
         if not 2 <= length <= min(num_bytes - 8, _MAX_HEADER_BYTES):
             raise ValueError("it has no head of safetensors")
-        head = read_object(_text(file.read(length)))
+        head = read_object(file.read(length).decode())
     metadata = head.pop("__metadata__", None)
     if type(metadata) is not dict or type(metadata.get(_KEY)) is not str or type(metadata.get("pictures")) is not str:
         raise ValueError("it holds other tensors")
@@ -355,10 +355,3 @@ def _numbers(data: bytes, dtype: str, shape: tuple[int, ...]) -> "np.ndarray":
 
 def _checksum(parts: Iterable[bytes]) -> int:
     return zlib.crc32(b"".join(parts))
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ValueError("its head is not UTF-8") from None
