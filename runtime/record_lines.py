@@ -24,7 +24,6 @@ FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
     "tokens": (int,),
     "ms": (dict,),
 }
-_MOST_FAULTY: Final = 2  # fields; an object with more of them is something else
 
 # Fields that other programs, such as pandas, write as 1.0 if some records lack them.
 _INTEGERS: Final = ("tokens", "number", "row")
@@ -33,9 +32,7 @@ _TRUTHS: Final = ("unfamiliar", "transparent", "damaged")
 _BEGINNING: Final = b'{"id": "'
 # Quotes within strings are escaped, so this matches only at the beginning of a record.
 _RECORD: Final = re.compile(rb'\{\s*"id"\s*:\s*"')
-_LIST: Final = re.compile(rb"\[\s*" + _RECORD.pattern)
-_NOT_A_RECORD: Final = ("is not a record", "name another file, or move this one away")
-_SEVERAL_VALUES: Final = "`jq -c . FILE > NEW_FILE` writes one in each line"
+_NOT_A_RECORD: Final = f"is not a record, a JSON object in UTF-8 with {', '.join(FIELDS)}"
 
 _Parsed = TypeVar("_Parsed")
 
@@ -79,10 +76,9 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 
 def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
     """The error for a file with other content. `line` is the content at `where`, if known."""
-    if where == "line 1" and _LIST.match(line):
-        fault, advice = "begins a list of records", "`jq -c '.[]' FILE > NEW_FILE` writes one in each line"
-    else:
-        fault, advice = fault_in(line)
+    fault, advice = _NOT_A_RECORD, "name another file, or move this one away"
+    if len(_RECORD.findall(line)) > 1:
+        fault, advice = "holds several records", "`jq -c 'arrays[], objects' FILE > NEW_FILE` writes one in each line"
     return RecordFileError(
         f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."
     )
@@ -103,7 +99,7 @@ def is_torn(tail: bytes) -> bool:
     if not begun:
         return True
     is_one = begun.startswith(b"{") and _RECORD.search(begun, 1) is None
-    return is_one and len(begun) <= MAX_RECORD_BYTES and _end_of_first_value(begun) is None
+    return is_one and len(begun) <= MAX_RECORD_BYTES and not _begins_with_an_object(begun)
 
 
 def is_begun(line: bytes) -> bool:
@@ -112,43 +108,9 @@ def is_begun(line: bytes) -> bool:
     return bool(begun) and _BEGINNING.startswith(begun) and is_torn(line)
 
 
-def fault_in(line: bytes) -> tuple[str, str]:
-    """What is wrong with a line that is not a record, and what to do about it."""
-    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "is in UTF-16", "save it in UTF-8"
-    if line.startswith(b"\x1f\x8b"):
-        return "is compressed by gzip", "unpack it"
-    if len(line) > MAX_RECORD_BYTES:
-        return f"has more than {MAX_RECORD_BYTES:,} bytes, so that its line feeds must be lost", _SEVERAL_VALUES
-    end = _end_of_first_value(line)
-    if end is None or not line[end:].strip():
-        if (fault := _fault_of_fields(line)) is not None:
-            return fault, "restore it, or name another file"
-        several = len(_RECORD.findall(line)) > 1
-        return ("holds several records, and one of them is damaged", _NOT_A_RECORD[1]) if several else _NOT_A_RECORD
-    if not line[end:].lstrip().startswith(b"{"):
-        return _NOT_A_RECORD
-    by_returns = line[end:].startswith(b"\r")
-    what = "holds several records, divided by carriage returns alone" if by_returns else "holds several records"
-    return f"{what}: their line feeds are lost", _SEVERAL_VALUES
-
-
-def _fault_of_fields(line: bytes) -> str | None:
-    """What is wrong with the fields of a line that is nearly an answer; None for another line."""
-    value = parse_object(line) or {}
-    faulty = [name for name, kinds in FIELDS.items() if type(value.get(name, ...)) not in kinds]
-    if not faulty:
-        return "is a record with a value of another type"
-    return f"is a record whose `{faulty[0]}` is missing or of another type" if len(faulty) <= _MOST_FAULTY else None
-
-
-def _end_of_first_value(line: bytes) -> int | None:
-    """Offset after the JSON object at the beginning of a line; None if there is no complete object."""
-    if not line.startswith(b"{"):
-        return None
-    text = line.decode(errors="surrogateescape")
+def _begins_with_an_object(line: bytes) -> bool:
     try:
-        _, end = json.JSONDecoder().raw_decode(text)
+        json.JSONDecoder().raw_decode(line.decode(errors="surrogateescape"))
     except (ValueError, RecursionError):
-        return None
-    return len(text[:end].encode(errors="surrogateescape"))
+        return False
+    return line.startswith(b"{")

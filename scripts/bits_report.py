@@ -32,10 +32,10 @@ from llama_adapter.app.models.random_model import random_model
 from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.app.models.sketch import sketch
 from llama_adapter.app.models.spec import CaptionerSpec
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.prefix import Prefix
-from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.runtime.schemes import QUANTISED, Precision

@@ -1,4 +1,4 @@
-"""Exports the picture encoder as ONNX, and compares the exported graph with the encoder on the CPU."""
+"""Exports the picture encoder as ONNX, for ATC and onnxruntime, and compares the graph with the encoder on the CPU."""
 
 # B pictures, S side in pixels, Q queries, D width of the language model, R runs
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -15,17 +15,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llama_adapter.runtime.errors import GraphError
-from llama_adapter.runtime.graphs.card import GraphDtype, fingerprint
-from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET
-from llama_adapter.runtime.graphs.onnx_export import cast_weights, check_export, write_graph
+from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard, GraphDtype, fingerprint
+from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.open_session import GraphSpec
+from llama_adapter.runtime.graphs.packages import require
+from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, seal
+from llama_adapter.runtime.partial import partial_folder
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.onnx_graph import EncoderGraph
 
+if TYPE_CHECKING:
+    import onnx_ir
+
 _BATCH_SIZES: Final = (1, 3)  # for the comparison
+DTYPES: Final[Mapping[GraphDtype, torch.dtype]] = {"float32": torch.float32, "float16": torch.float16}
+_MAX_PROTOBUF_BYTES = 2_000_000_000  # protobuf's limit is 2 GiB; the rest is for the graph itself
 
 
 def export_onnx(
@@ -41,7 +48,7 @@ def export_onnx(
     """Write the encoder with the state dict `state` as ONNX: `input` (B, S, S, 3) -> `output` (B, Q, D), both `dtype`.
 
     Pixels are RGB in 0..255. Only the batch is dynamic. `name` is the model's name for people. For the file and for
-    `check`, see `runtime.graphs.onnx_export.write_graph`. The file contains the returned card.
+    `check`, see `write_graph`. The file contains the returned card.
 
     Raises GraphError if a required package is missing and for weights that `dtype` cannot represent, ValueError for an
     unknown dtype or opset, and RuntimeError if `state` does not fit `config`.
@@ -125,3 +132,51 @@ def _run(exported: ExportedEncoder, pixels_BHWC: NDArray[np.uint8], *, batch_siz
     """The graph's visual queries (B, Q, D), in the type of the graph."""
     starts = range(0, len(pixels_BHWC), batch_size)
     return np.concatenate([exported.encode(pixels_BHWC[start : start + batch_size]) for start in starts])
+
+
+def check_export(*, dtype: str, opset: int) -> None:
+    """Raise ValueError for an unsupported type or opset, and GraphError if a required package is missing."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be float32 or float16, got {dtype!r}")
+    if opset not in OPSETS:
+        raise ValueError(f"opset must be 17 or 18, got {opset!r}")
+    require("onnx", "onnx-ir")
+
+
+def cast_weights(state: Mapping[str, Tensor], *, dtype: GraphDtype) -> dict[str, Tensor]:
+    """The tensors in `dtype` on the CPU. Raises GraphError for numbers that are not finite in `dtype`."""
+    cast = {key: tensor.detach().cpu().to(DTYPES[dtype]) for key, tensor in state.items()}
+    for key, tensor in cast.items():
+        if not bool(torch.isfinite(tensor).all()):
+            if bool(torch.isfinite(state[key]).all()):
+                raise GraphError(f"Values of `{key}` are too large for float16", hint="export with --dtype float32")
+            raise GraphError(f"Values of `{key}` are not finite", hint="the checkpoint is damaged")
+    return cast
+
+
+def write_graph(
+    model: "onnx_ir.Model", path: Path, *, card: GraphCard, check: Callable[[Path], None] | None = None
+) -> None:
+    """Write an ONNX file, which appears complete or not at all. Its metadata have the card and a digest of its bytes.
+
+    Weights of more than 2 GB are written to `<path>.data`. The names of all nodes begin with the graph's name, because
+    compilers drop the metadata but keep names. `check` is called with the complete file before it is moved to `path`.
+    If `check` raises, nothing is written.
+    """
+    import onnx_ir
+
+    for node in model.graph:
+        node.name = f"{model.graph.name}.{node.name}"
+    target = path.resolve()
+    num_bytes = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    weights = f"{target.name}.data" if num_bytes > _MAX_PROTOBUF_BYTES else None
+    model.metadata_props.update({METADATA_KEY: card.to_json(), SEAL_KEY: blank_seal(weights)})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with partial_folder(target) as partial:
+        onnx_ir.save(model, partial / target.name, external_data=weights)
+        seal(partial / target.name, weights=weights)
+        if check is not None:
+            check(partial / target.name)
+        if weights is not None:
+            os.replace(partial / weights, target.parent / weights)
+        os.replace(partial / target.name, target)  # the graph comes last, because it makes the export complete

@@ -39,10 +39,6 @@ def read_picture_file(
                 data += file.read(max_bytes + 1 - len(data))
     except (FileNotFoundError, NotADirectoryError):
         raise PictureError("missing", f"Wanted a picture file, found no file {name}; check the path.") from None
-    except PermissionError:
-        raise PictureError(
-            "unreadable", f"Wanted to read {name}, but permission is denied; change its permissions or owner."
-        ) from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise PictureError("missing", f"Wanted a picture file, but the name {name} is too long.") from None
@@ -61,7 +57,7 @@ def _check_regular(status: os.stat_result, *, path: str | bytes, name: str) -> N
         return
     if stat.S_ISDIR(status.st_mode):
         if not os.access(path, os.R_OK | os.X_OK):
-            raise PermissionError
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         raise PictureError(
             "not_a_file",
             f"Wanted a picture file, got the folder {name} (folders are replaced by the picture files in them, "

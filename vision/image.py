@@ -47,6 +47,7 @@ _TURN_UPRIGHT: Final = {  # by the EXIF orientation
     8: Image.Transpose.ROTATE_90,
 }
 _SWAP_SIDES: Final = (5, 6, 7, 8)  # EXIF orientations that turn by a quarter
+_OF_MANY_KINDS: Final = ("BMP", "TIFF")  # formats with kinds that Pillow does not decode, such as floats in colour
 _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
 # Modules of Pillow that register the formats of `PICTURE_FORMATS`.
 _PLUGINS: Final = ("Avif", "Bmp", "Gif", "Jpeg", "Png", "Ppm", "Tiff", "WebP")
@@ -302,9 +303,19 @@ def _guarded(step: Callable[[], Result], *, name: str, data: bytes = b"") -> Res
     except Image.DecompressionBombError as error:
         raise PictureError("too_large", f"Wanted a picture of fewer pixels; {name} is refused: {error}") from None
     except Exception as error:
-        if kind := rare_kind(data, was_opened=True):
-            raise _rare(kind, name=name) from error
-        raise _damaged(_in_words(error), name=name) from error
+        raise _not_decoded(data, name=name, fault=_in_words(error)) from error
+
+
+def _not_decoded(data: bytes, *, name: str, fault: str) -> PictureError:
+    if kind := rare_kind(data):
+        return PictureError("unsupported", f"{name} is {kind}, which is not read; convert it to an 8-bit JPEG or PNG.")
+    if (started_as := begins_like(data)) in _OF_MANY_KINDS:
+        return PictureError(
+            "truncated",
+            f"Wanted a whole picture, but {name} is cut off, damaged or a rare kind of {started_as} "
+            f"({fault}); save it again, or convert it to an 8-bit PNG.",
+        )
+    return _damaged(fault, name=name)
 
 
 def _damaged(fault: str, *, name: str) -> PictureError:
@@ -348,23 +359,13 @@ def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError
             f"{name} is a HEIC picture, which is read with the extra `heif` ({install_hint('heif')}); install it, or "
             "convert the picture to JPEG or PNG.",
         )
-    started_as = "HEIC" if is_heic(data) else begins_like(data)
-    if started_as:
-        if kind := rare_kind(data, was_opened=False):
-            return _rare(kind, name=name)
-        detail = "" if isinstance(error, UnidentifiedImageError) else f" ({_in_words(error)})"
-        return PictureError(
-            "truncated",
-            f"Wanted a whole picture, but {name} begins like {started_as} and is cut off or damaged{detail}; "
-            "save or copy it again.",
-        )
+    if started_as := "HEIC" if is_heic(data) else begins_like(data):
+        is_unknown = isinstance(error, UnidentifiedImageError)  # whose words name an object in memory
+        fault = f"it begins like {started_as}" if is_unknown else _in_words(error)
+        return _not_decoded(data, name=name, fault=fault)
     if kind := other_file(data):
         return PictureError(
             "unsupported", f"{name} is {kind}, which is not read ({_READ_HERE}); convert it to JPEG or PNG."
         )
     but, advice = page_kind(data) or ("is of no known format", "check the file")
     return PictureError("not_a_picture", f"Wanted a picture ({_READ_HERE} read), but {name} {but}; {advice}.")
-
-
-def _rare(kind: str, *, name: str) -> PictureError:
-    return PictureError("unsupported", f"{name} is {kind}, which is not read; convert it to an 8-bit JPEG or PNG.")

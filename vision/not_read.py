@@ -1,15 +1,12 @@
-"""Identifies files that Pillow does not decode: other kinds of files, and rare kinds of JPEG, TIFF, BMP and PNG.
+"""Identifies files that Pillow does not decode: other kinds of files, and rare kinds of JPEG and PNG.
 
-`rare_kind` distinguishes a rare kind from a damaged file without a decoder. A rare kind has its end marker or all bytes
-that its header declares, and its header names a feature that cannot be decoded here.
+`rare_kind` distinguishes a rare kind from a damaged file without a decoder. A rare kind has its end marker, and its
+header names a feature that cannot be decoded here.
 """
 
 import re
 import struct
 from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from llama_adapter.vision.containers import FRAMES, JPEG_END
 
@@ -60,6 +57,8 @@ _SIGNATURES: Final = (
     (b"GIF89a", "GIF"),
     *((prefix, "TIFF") for prefix in (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")),
 )
+_BMP_HEADER_SIZES: Final = range(16, 257)
+_ONE_PLANE: Final = b"\x01\x00"
 
 
 def is_heic(data: bytes) -> bool:
@@ -77,7 +76,7 @@ def begins_like(data: bytes) -> str | None:
         return "WEBP"
     if data[4:12] in (b"ftypavif", b"ftypavis"):
         return "AVIF"
-    if _bmp_header(data) is not None:
+    if _is_bmp(data):
         return "BMP"
     return next((name for signature, name in _SIGNATURES if data.startswith(signature)), None)
 
@@ -121,26 +120,27 @@ def page_kind(data: bytes) -> tuple[str, str] | None:
     return next(((f"looks like {kind}", again) for kind, page in _PAGES.items() if re.search(page, head)), None)
 
 
-def rare_kind(data: bytes, *, was_opened: bool) -> str | None:
-    """The kind of a complete file that cannot be decoded here, such as "a JPEG with 12 bits per value", or None.
+def _is_bmp(data: bytes) -> bool:
+    if not data.startswith(b"BM") or len(data) < 26:
+        return False
+    header_size = struct.unpack_from("<I", data, 14)[0]
+    if header_size == 12:
+        return data[22:24] == _ONE_PLANE
+    return header_size in _BMP_HEADER_SIZES and len(data) >= 14 + header_size and data[26:28] == _ONE_PLANE
 
-    None means that the file is damaged, or of a kind that can be decoded. `was_opened` says whether Pillow read the
-    header and failed later. Call this function only after a failure, because it also names rare features that
-    Pillow does decode.
+
+def rare_kind(data: bytes) -> str | None:
+    """The kind of a complete JPEG or PNG that is not decoded here, such as "a JPEG with 12 bits per value", or None.
+
+    None means that the file is damaged, or of a kind that can be decoded. Call this function only after a failure.
     """
     match begins_like(data):
         case "JPEG":
             return _rare_jpeg(data)
-        case "TIFF":
-            return _rare_tiff(data, was_opened=was_opened)
-        case "BMP":
-            return _rare_bmp(data)
         case "PNG":
             return "a PNG in Apple's own form (CgBI)" if data[12:16] == b"CgBI" and b"IEND" in data[-12:] else None
     return None
 
-
-# JPEG
 
 _JPEG_KINDS: Final = {  # by the marker of the frame
     **{0xC0: "baseline JPEG", 0xC1: "sequential JPEG", 0xC2: "progressive JPEG", 0xC3: "lossless JPEG"},
@@ -170,131 +170,3 @@ def _rare_jpeg(data: bytes) -> str | None:
         return None
     components = "1 component" if num_components == 1 else f"{num_components} components"
     return f"a {_JPEG_KINDS[marker]} ({components} of {bits} bits)"
-
-
-# TIFF
-
-_WIDTH, _HEIGHT = 256, 257
-_DEFAULTS: Final = {258: 1, 259: 1, 262: 0, 277: 1, 339: 1}  # bits, compression, colour model, samples and their format
-_DATA_PLACES: Final = ((273, 279), (324, 325))  # tags with offsets and sizes in bytes: of strips, of tiles
-_TIFF_TYPES: Final = {1: "u1", 3: "u2", 4: "u4", 16: "u8"}  # types of the entries that are read here
-_MOST_ENTRIES: Final = 65_535
-_OLD_JPEG, _JPEG, _YCBCR = 6, 7, 6
-_COMPRESSIONS: Final = {
-    **{1: "none", 2: "CCITT RLE", 3: "CCITT fax 3", 4: "CCITT fax 4", 5: "LZW", 6: "old JPEG", 7: "JPEG"},
-    **{8: "deflate", 9: "JBIG", 10: "JBIG", 32771: "CCITT RLE/W", 32773: "PackBits", 32809: "ThunderScan"},
-    **{32946: "deflate", 34661: "JBIG", 34676: "SGILog", 34677: "SGILog24", 34712: "JPEG 2000", 34887: "LERC"},
-    **{34892: "lossy JPEG", 34925: "LZMA", 34933: "PNG", 34934: "JPEG XR", 50000: "ZSTD", 50001: "WebP"},
-    **{22610: "JPEG XR", 50002: "JPEG XL", 50013: "Pixtiff", 52546: "JPEG XL"},
-}
-_DECODED_COMPRESSIONS: Final = (1, 2, 3, 4, 5, 7, 8, 32773, 32946, 34925, 50000)
-_SAMPLE_FORMATS: Final = {1: "unsigned integers", 2: "signed integers", 3: "floats", 5: "complex", 6: "complex floats"}
-_PHOTOMETRICS: Final = {
-    **{0: "grey", 1: "grey", 2: "RGB", 3: "palette", 4: "mask", 5: "CMYK", 6: "YCbCr", 8: "CIELab", 9: "ICCLab"},
-    **{10: "ITULab", 32803: "colour filter array", 32844: "LogL", 32845: "LogLuv", 34892: "linear raw"},
-}
-
-
-def _rare_tiff(data: bytes, *, was_opened: bool) -> str | None:
-    tags = _first_page(data)
-    if not _has_all_data(data, tags):
-        return None
-    bits, compression, photometric, samples, kind = (int(tags.get(tag, [value])[0]) for tag, value in _DEFAULTS.items())
-    is_decoded = (
-        compression in _DECODED_COMPRESSIONS
-        and (photometric != _YCBCR or compression == _JPEG)
-        and (compression != _JPEG or bits == 8)
-    )
-    if was_opened and is_decoded:
-        return None
-    return (
-        f"a TIFF with {'1 value' if samples == 1 else f'{samples} values'} per pixel "
-        f"({bits}-bit {_SAMPLE_FORMATS.get(kind, 'values of no known format')}, "
-        f"{_PHOTOMETRICS.get(photometric, f'colour model {photometric}')}, "
-        f"compression {_COMPRESSIONS.get(compression, compression)})"
-    )
-
-
-def _first_page(data: bytes) -> dict[int, NDArray[np.unsignedinteger]]:
-    """The integer tags of a TIFF's first page; none if one is outside the file. Pillow's reader skips such a tag."""
-    order = "<" if data.startswith(b"II") else ">"
-    is_big = b"+" in data[2:4]
-    # For BigTIFF and TIFF: the position of the first page's offset, and the formats of the number of entries, of an
-    # entry and of an offset.
-    at_place, num_format, entry_format, place_format = (8, "Q", "HHQ", "Q") if is_big else (4, "H", "HHI", "I")
-    tags = dict[int, NDArray[np.unsignedinteger]]()
-    try:
-        at = struct.unpack_from(order + place_format, data, at_place)[0]
-        num_entries = struct.unpack_from(order + num_format, data, at)[0]
-        at += struct.calcsize(order + num_format)
-        for _ in range(min(num_entries, _MOST_ENTRIES)):
-            tag, type_code, count = struct.unpack_from(order + entry_format, data, at)
-            at += struct.calcsize(order + entry_format)
-            if type_code in _TIFF_TYPES and count > 0:
-                dtype = np.dtype(order + _TIFF_TYPES[type_code])
-                is_inside = count * dtype.itemsize <= struct.calcsize(order + place_format)
-                place = at if is_inside else struct.unpack_from(order + place_format, data, at)[0]
-                tags[tag] = np.frombuffer(data, dtype, count, place)
-            at += struct.calcsize(order + place_format)
-    except (struct.error, ValueError, OverflowError):
-        return {}
-    return tags
-
-
-def _has_all_data(data: bytes, tags: dict[int, NDArray[np.unsignedinteger]]) -> bool:
-    """Whether the page has a size, and all its strips or tiles are inside the file."""
-    if not all(tag in tags and tags[tag][0] > 0 for tag in (_WIDTH, _HEIGHT)):
-        return False
-    for offsets_tag, sizes_tag in _DATA_PLACES:
-        if offsets_tag in tags and sizes_tag in tags:
-            offsets, sizes = tags[offsets_tag].astype(np.float64), tags[sizes_tag].astype(np.float64)
-            return len(offsets) == len(sizes) and bool(np.all(offsets + sizes <= len(data)))
-    return False
-
-
-# BMP
-
-_BMP_COMPRESSIONS: Final = {
-    **{0: "none", 1: "RLE8", 2: "RLE4", 3: "bit fields", 4: "JPEG", 5: "PNG", 6: "bit fields with alpha"},
-    **{11: "CMYK", 12: "CMYK RLE8", 13: "CMYK RLE4"},
-}
-_OS2_COMPRESSIONS: Final = {(64, 1, 3): "Huffman 1D", (64, 24, 4): "RLE24"}  # by header size, bits and compression
-_PLAIN_COMPRESSIONS: Final = (0, 3, 6, 11)
-_BMP_HEADER_SIZES: Final = range(12, 257)
-_RLE_COMPRESSIONS: Final = (1, 2)
-_RLE_END: Final = b"\x00\x01"
-
-
-def _bmp_header(data: bytes) -> tuple[int, int, int, int, int, int] | None:
-    """Header size, width, height, bits per pixel, compression and bytes of pixels; None if it is not a BMP."""
-    if not data.startswith(b"BM") or len(data) < 26:
-        return None
-    header_size = struct.unpack_from("<I", data, 14)[0]
-    if header_size == 12:
-        width, height, planes, bits = struct.unpack_from("<4H", data, 18)
-        compression = num_bytes = 0
-    elif header_size in _BMP_HEADER_SIZES and len(data) >= 14 + header_size:
-        # A header of OS/2 may be shorter; missing fields are 0.
-        fields = data[18 : 14 + header_size].ljust(20, b"\0")
-        width, height, planes, bits, compression, num_bytes = struct.unpack_from("<iiHHII", fields)
-    else:
-        return None
-    return (header_size, width, height, bits, compression, num_bytes) if planes == 1 else None
-
-
-def _rare_bmp(data: bytes) -> str | None:
-    header = _bmp_header(data)
-    if header is None:
-        return None
-    header_size, width, height, bits, compression, num_bytes = header
-    file_size, start = struct.unpack_from("<I4xI", data, 2)
-    name = _OS2_COMPRESSIONS.get((header_size, bits, compression), _BMP_COMPRESSIONS.get(compression, "not known"))
-    if compression in _PLAIN_COMPRESSIONS and (header_size, bits, compression) not in _OS2_COMPRESSIONS:
-        end = start + (abs(width) * bits + 31) // 32 * 4 * abs(height)
-    else:
-        end = start + num_bytes if num_bytes else file_size
-    if not 0 < start < end <= len(data):
-        return None
-    if compression in _RLE_COMPRESSIONS and _RLE_END not in data[max(0, end - 4) : end]:
-        return None
-    return f"a {bits}-bit BMP (compression {name}, a header of {header_size} bytes)"

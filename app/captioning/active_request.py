@@ -33,8 +33,7 @@ class ActiveRequest:
     started: float = field(default_factory=time.perf_counter)  # from which times count
     ms: dict[str, float] = field(default_factory=dict)  # times measured so far
     tag: Any = None
-    with_logprobs: bool = False
-    num_top_logprobs: int = 0
+    num_logprobs: int | None = None  # see `GenerateRequest`
     notes: tuple[PictureNote, ...] = ()  # of the reader, for the record
     is_reused: bool = False  # the encoded picture came from the cache
     token_ids: list[int] = field(default_factory=list)

@@ -56,17 +56,13 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
             hint="leave them out, or export the decoder with --format mindir",
         )
     config = card.config
-    if spec.dtype not in (AUTO, card.dtype):
-        raise UsageError(
-            f"The decoder in `{spec.decoder}` computes in {card.dtype}, and dtype is {spec.dtype}",
-            hint="leave out --dtype, or export the decoder again",
-        )
-    if spec.channel_order not in (AUTO, card.channel_order):
-        raise UsageError(
-            f"The decoder in `{spec.decoder}` is of a model for {card.channel_order} pixels, and channel_order is "
-            f"{spec.channel_order}",
-            hint="leave out --channel-order, or export the decoder again with it",
-        )
+    for name in ("dtype", "channel_order"):
+        own, wanted = getattr(card, name), getattr(spec, name)
+        if wanted not in (AUTO, own):
+            raise UsageError(
+                f"The decoder in `{spec.decoder}` is exported with {name} {own}, and {name} is {wanted}",
+                hint=f"leave out --{name.replace('_', '-')}, or export the decoder again with it",
+            )
     if spec.context is not None and spec.context > config.context:
         raise UsageError(
             f"The decoder in `{spec.decoder}` takes {config.context} tokens at most, and context is {spec.context}",

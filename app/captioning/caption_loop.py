@@ -210,8 +210,7 @@ class CaptionLoop:
                 pictures=pictures,
                 sampling=sampling,
                 known_ids=tuple(request.token_ids),
-                with_logprobs=request.with_logprobs,
-                num_top=request.num_top_logprobs,
+                num_logprobs=request.num_logprobs,
                 constraint=None if prompt.grammar is None else prompt.grammar.start(end_ids),
             )
         )

@@ -568,7 +568,7 @@ class Captioner:
             raise TypeError(f"clock must be a StageClock of `profile_clock`, got {clock!r}")
         params = SamplingParams(**sampling)
         count = whole_number("n", n, least=1)
-        num_top = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
+        num_logprobs = None if logprobs is None else whole_number("logprobs", logprobs, least=0)
         bar = import_module("tqdm.auto").tqdm if progress else None
         items = given_items()  # reads the images of an iterator
         for item in items:
@@ -576,7 +576,7 @@ class Captioner:
                 grids = self.least_grids(item.num_pictures)
                 self.encode_prompt(question.prompt, question.task, sampling=params, grids=grids)
         items = [item.repeated(count) for item in items]
-        events = self.run(items, sampling=params, logprobs=num_top, clock=clock)
+        events = self.run(items, sampling=params, logprobs=num_logprobs, clock=clock)
         return events if bar is None else _shown(events, bar=partial(bar, total=count * len(items), unit="answer"))
 
     def run(
@@ -743,8 +743,7 @@ class Captioner:
             prompt=prompt,
             sampling=sampling.numbered(question.number),
             task=question.task,
-            with_logprobs=logprobs is not None,
-            num_top_logprobs=logprobs or 0,
+            num_logprobs=logprobs,
             started=time.perf_counter() - picture.elapsed_ms / 1e3,
             ms={"read": picture.elapsed_ms},
             tag=question.tag,

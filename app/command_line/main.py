@@ -18,9 +18,8 @@ from llama_adapter.app.command_line.commands.doctor import run_doctor
 from llama_adapter.app.command_line.commands.encode import run_encode
 from llama_adapter.app.command_line.commands.evaluate import run_bench, run_eval
 from llama_adapter.app.command_line.commands.export import add_export
-from llama_adapter.app.command_line.commands.get import run_get
 from llama_adapter.app.command_line.commands.label import run_label
-from llama_adapter.app.command_line.commands.models import run_convert, run_pack, run_quantize
+from llama_adapter.app.command_line.commands.models import run_convert, run_get, run_pack, run_quantize
 from llama_adapter.app.command_line.commands.reference import add_reference
 from llama_adapter.app.command_line.commands.serve import add_serving
 from llama_adapter.app.command_line.commands.train import add_train
@@ -28,7 +27,7 @@ from llama_adapter.app.command_line.flags import command, description
 from llama_adapter.app.command_line.names import locate_names
 from llama_adapter.app.command_line.parser import EXIT_CODES, Parser, check_required, help_hint
 from llama_adapter.app.command_line.values import spec_from
-from llama_adapter.app.models.parallel.launch import Launched, launched_follower, quieten_torch, refuse_launch
+from llama_adapter.app.models.parallel.launch import launched_follower, quieten_torch, refuse_launch
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.setting import meant
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
@@ -57,18 +56,14 @@ def _dispatch(arguments: Sequence[str]) -> int:
             if vars(options).get("engine") == "ray":
                 refuse_launch(num_ranks)
             if (place := launched_follower(num_ranks)) is not None:
-                return _follow(options, place)
+                from llama_adapter.app.models.parallel.rank_process import run_launched
+
+                # `torchrun` started the command once for each rank; the first rank runs the command.
+                return run_launched(place, spec_from(options, sees_pictures=False))
         return run(options)
     except UsageError as error:
         error.hint = error.hint or help_hint(options.prog)
         raise
-
-
-def _follow(options: argparse.Namespace, place: Launched) -> int:
-    """Run as one rank of the model. `torchrun` started the command once per rank; the first rank runs the command."""
-    from llama_adapter.app.models.parallel.rank_process import run_launched
-
-    return run_launched(place, spec_from(options, sees_pictures=False))
 
 
 def load_settings(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llama_adapter.app.models.resources import embedded_model
-from llama_adapter.llm.pieces.base import TOKENIZER_FILES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.tensor_files.gguf_names import WEIGHT_FILES, is_gguf
 
@@ -22,31 +21,13 @@ def foreign_weights(path: str | os.PathLike[str]) -> tuple[str, str]:
     place = Path(path).expanduser()
     folder = shlex.quote(str(place.parent))
     match place.suffix:
-        case ".ckpt" if not place.exists():
-            return (
-                f"There is no file `{path}`",
-                "name a .ckpt, whose folder has the YAML of the model too, or that folder",
-            )
         case ".ckpt":
-            faults = _faults_of_ckpt(place)
-            hint = f"its folder, {folder}, has {', and '.join(faults)}" if faults else f"name its folder, {folder}"
-            return f"`{path}` is one file of MindFormers' model", f"{hint}; on the command line, --llama-dir names it"
+            hint = "name a folder that has one .ckpt, its YAML and tokenizer.model"
+            return f"`{path}` is no model of MindFormers by itself", hint
         case ".mindir":
             hint = f"`--decoder {folder}` runs graphs that `llama-adapter export decoder --format mindir` wrote"
             return f"`{path}` is one graph of a model", hint
     return f"`{path}` is a file of Paddle, which is not read", "name the Hugging Face or Meta folder that it comes from"
-
-
-def _faults_of_ckpt(place: Path) -> list[str]:
-    """Why the folder of a `.ckpt` cannot be read as a model of MindFormers."""
-    folder, faults = place.parent, []
-    for pattern, what in (("*.ckpt", ".ckpt files"), ("*.y*ml", "YAML files with the sizes of the model")):
-        if (number := len(list(folder.glob(pattern)))) != 1:
-            faults.append(f"{number} {what} instead of one")
-    places = (folder, folder.absolute().parent)
-    if not any((place / name).is_file() for place in places for name in TOKENIZER_FILES):
-        faults.append("no tokenizer.model")
-    return faults
 
 
 def find_model(name: str) -> Path:
@@ -55,7 +36,7 @@ def find_model(name: str) -> Path:
     Raises UsageError if there is none, and for weights of MindSpore and Paddle.
     """
     place = Path(name).expanduser()
-    if place.suffix == ".ckpt" and place.is_file() and not _faults_of_ckpt(place):
+    if place.suffix == ".ckpt" and place.is_file() and form_of(place.parent) == "mindspore":
         return place.parent
     if place.suffix in FOREIGN_WEIGHTS:
         message, hint = foreign_weights(place)

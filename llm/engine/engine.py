@@ -167,9 +167,9 @@ class Engine:
                 continue
             finish = sequence.take(token_id, end_ids=self._end_ids)
             text_id = None if finish in ("not_finite", "too_complex", "stop") else token_id
-            wants_logprob = sequence.request.with_logprobs and text_id is not None
-            logprobs = (result.logprobs[index],) if wants_logprob else ()
-            top = tuple(result.top[index][: sequence.request.num_top]) if wants_logprob and result.top else ()
+            num_logprobs = None if text_id is None else sequence.request.num_logprobs
+            logprobs = () if num_logprobs is None else (result.logprobs[index],)
+            top = tuple(result.top[index][:num_logprobs]) if num_logprobs else ()
             outputs.append(Output(request_id=sequence.id, token_id=text_id, finish=finish, logprobs=logprobs, top=top))
             if finish is not None:
                 ended.append((sequence, finish != "not_finite"))

@@ -26,8 +26,8 @@ class GenerateRequest:
     pictures: tuple[PictureTokens, ...] = ()  # embeddings in place of tokens of the prompt, by place
     sampling: SamplingParams = field(default_factory=SamplingParams)
     known_ids: tuple[int, ...] = ()
-    with_logprobs: bool = False  # whether each output has the token's log-probability
-    num_top: int = 0  # with log-probabilities: how many of the likeliest tokens each output has too
+    # Each output has the log-probabilities of its token and of so many of the likeliest ones; None: it has none.
+    num_logprobs: int | None = None
     constraint: Constraint | None = None  # the form of this answer; not shared with other requests
 
 
@@ -58,6 +58,6 @@ class Output:
     token_id: int | None = None
     finish: Finish | None = None
     # If finish is "scored": the log-probability of each continuation, not normalised by length. Otherwise that of the
-    # token, if the request has `with_logprobs`.
+    # token, if the request has `num_logprobs`.
     logprobs: tuple[float, ...] = ()
     top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens instead of this one or with it, the likeliest first

@@ -13,7 +13,7 @@ from llama_adapter.llm.config import EngineConfig
 from llama_adapter.llm.engine.kept_prompts import KeptPrompts
 from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
 from llama_adapter.llm.engine.sequence import Sequence
-from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, ScorePlan
+from llama_adapter.llm.runners.base import DecodePlan, MixedPlan, Pictures, Plan, PrefillPlan, ScorePlan, most_logprobs
 
 _rows = itertools.count()  # unique among all engines, because a runner may still return a step of an earlier engine
 
@@ -99,8 +99,7 @@ class Scheduler:
             prefixes=[sequence.request.prefix for sequence in admitted],
             draws=[sequence.next_draw() for sequence in admitted],
             first_slot=first_slot,
-            with_logprobs=any(sequence.request.with_logprobs for sequence in admitted),
-            num_top=max(sequence.request.num_top for sequence in admitted),
+            num_logprobs=most_logprobs(sequence.request.num_logprobs for sequence in admitted),
             pictures=_pictures([sequence.request for sequence in admitted]),
             kept=[self._kept.use(sequence.request) for sequence in admitted],
             dropped=self._kept.take_dropped(),
@@ -114,8 +113,7 @@ class Scheduler:
             rows=[sequence.row for sequence in rows],
             positions=[sequence.next_position for sequence in rows],
             draws=[sequence.next_draw() for sequence in rows],
-            with_logprobs=any(sequence.request.with_logprobs for sequence in rows),
-            num_top=max((sequence.request.num_top for sequence in rows), default=0),
+            num_logprobs=most_logprobs(sequence.request.num_logprobs for sequence in rows),
         )
 
     def forget_kept(self, plan: Plan) -> None:

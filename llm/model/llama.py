@@ -4,7 +4,7 @@
 # D model width, V vocabulary
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,17 @@ class RotaryTable(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
 
+class Beside(NamedTuple):
+    """What a layer reads beside its input."""
+
+    layer: int  # its number
+    rotary: tuple[Tensor, Tensor] | None  # cos and sin at the tokens' positions; None: the layer does not rotate
+    mask_B1SP: Tensor | None
+    prefix: tuple[Tensor, Tensor] | None  # keys and gated values of the picture, in adapter layers
+    cache: KVView
+    places_B: Tensor | None  # the places of the only tokens that are computed to the end
+
+
 class Attention(nn.Module):
     """Causal attention; with a prefix, plus the gated adapter attention.
 
@@ -78,29 +89,19 @@ class Attention(nn.Module):
         self.operators = ATEN
         self.ranks: Alone = ALONE
 
-    def forward(
-        self,
-        x_BSD: Tensor,
-        *,
-        layer: int,
-        rotary: tuple[Tensor, Tensor] | None,
-        mask_B1SP: Tensor | None,
-        prefix: tuple[Tensor, Tensor] | None,
-        cache: KVView,
-        places_B: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, x_BSD: Tensor, beside: Beside) -> Tensor:
         q_BSNH, k_BSGH, v_BSGH = self.split(self.qkv(x_BSD))
         q_BSNH, k_BSGH = self.q_norm(q_BSNH), self.k_norm(k_BSGH)
-        if rotary is not None:
-            q_BSNH, k_BSGH = self.operators.rotate(q_BSNH, k_BSGH, *rotary)
+        if beside.rotary is not None:
+            q_BSNH, k_BSGH = self.operators.rotate(q_BSNH, k_BSGH, *beside.rotary)
         q_BNSH = q_BSNH.transpose(1, 2)
-        k_BGPH, v_BGPH = cache.update(layer, k_BSGH.transpose(1, 2), v_BSGH.transpose(1, 2))
-        heads_BNSH = self._attend(q_BNSH, k_BGPH, v_BGPH, self.operators.causal_attention, mask_B1SP)
-        if prefix is not None:
+        k_BGPH, v_BGPH = beside.cache.update(beside.layer, k_BSGH.transpose(1, 2), v_BSGH.transpose(1, 2))
+        heads_BNSH = self._attend(q_BNSH, k_BGPH, v_BGPH, self.operators.causal_attention, beside.mask_B1SP)
+        if (prefix := beside.prefix) is not None:
             if len(q_BNSH) < len(prefix[0]):  # one row stood for all; from here on, rows have different pictures
                 q_BNSH = q_BNSH.expand(len(prefix[0]), -1, -1, -1)
             heads_BNSH = heads_BNSH + self._attend(q_BNSH, *prefix, self.operators.adapter_attention)
-        return self.ranks.sum(self.out(_at(places_B, heads_BNSH.transpose(1, 2).flatten(2))))
+        return self.ranks.sum(self.out(_at(beside.places_B, heads_BNSH.transpose(1, 2).flatten(2))))
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The packed projection (..., (N + 2 G) H) -> q (..., N, H), k and v (..., G, H), as views."""
@@ -165,27 +166,9 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_out_norm = norm("after", "both")
 
-    def forward(
-        self,
-        x_BSD: Tensor,
-        *,
-        layer: int,
-        rotary: tuple[Tensor, Tensor] | None,
-        mask_B1SP: Tensor | None,
-        prefix: tuple[Tensor, Tensor] | None,
-        cache: KVView,
-        places_B: Tensor | None = None,
-    ) -> Tensor:
-        attended_BSD = self.attention(
-            self.attention_norm(x_BSD),
-            layer=layer,
-            rotary=rotary,
-            mask_B1SP=mask_B1SP,
-            prefix=prefix,
-            cache=cache,
-            places_B=places_B,
-        )
-        x_BSD = _at(places_B, x_BSD) + self.attention_out_norm(attended_BSD)
+    def forward(self, x_BSD: Tensor, beside: Beside) -> Tensor:
+        attended_BSD = self.attention(self.attention_norm(x_BSD), beside)
+        x_BSD = _at(beside.places_B, x_BSD) + self.attention_out_norm(attended_BSD)
         out: Tensor = x_BSD + self.feed_forward_out_norm(self.feed_forward(self.feed_forward_norm(x_BSD)))
         return out
 
@@ -278,8 +261,7 @@ class LlamaAdapterDecoder(nn.Module):
         for index, layer in enumerate(self.layers):
             j = index - first_adapter_layer
             rotary, table = rotaries if j > 0 else shared_rotaries, self.layer_tables[index]
-            x_BSD = layer(
-                x_BSD,
+            beside = Beside(
                 layer=index,
                 rotary=None if table is None else rotary[table],
                 mask_B1SP=masks[self.layer_windows[index]],
@@ -287,6 +269,7 @@ class LlamaAdapterDecoder(nn.Module):
                 cache=cache,
                 places_B=places_B if index == self.config.num_layers - 1 else None,
             )
+            x_BSD = layer(x_BSD, beside)
         hidden_BSD: Tensor = self.norm(x_BSD)
         return hidden_BSD.expand(num_rows, -1, -1)
 

@@ -44,23 +44,17 @@ def _do(command: dict[str, Any], runner: Runner, channel: Channel, prefixes: dic
 
 
 def _plan(command: dict[str, Any], channel: Channel, prefixes: dict[int, Prefix]) -> Plan:
-    """The plan of a command. It has no draws, because the first rank chooses the tokens for all."""
+    """The plan of a command. Its draws are None, because the first rank chooses the tokens for all."""
     match command["do"]:
         case "prefill":
             return PrefillPlan(
                 draws=[None] * len(command["prompts"]),
                 first_slot=command["first_slot"],
-                with_logprobs=command["with_logprobs"],
                 **_asked(command, channel, prefixes),
             )
         case "decode":
             positions = command["positions"]
-            return DecodePlan(
-                rows=list(range(len(positions))),
-                positions=positions,
-                draws=[None] * len(positions),
-                with_logprobs=command["with_logprobs"],
-            )
+            return DecodePlan(list(range(len(positions))), positions, draws=[None] * len(positions))
         case "mixed":
             decode, prefill = (_plan(command[part], channel, prefixes) for part in ("decode", "prefill"))
             assert isinstance(decode, DecodePlan)

@@ -162,17 +162,12 @@ def _numbered(prefixes: Sequence[Prefix], numbers: Sequence[_Number]) -> list[Pr
 
 
 def _command(plan: Plan) -> dict[str, Any]:
-    """A plan as plain values, without draws, because the other ranks receive the chosen tokens."""
+    """A plan as plain values, without draws and `num_logprobs`, because other ranks receive the chosen tokens."""
     match plan:
         case DecodePlan():
-            return {"do": "decode", "positions": list(plan.positions), "with_logprobs": plan.with_logprobs}
+            return {"do": "decode", "positions": list(plan.positions)}
         case PrefillPlan():
-            return {
-                "do": "prefill",
-                "first_slot": plan.first_slot,
-                "with_logprobs": plan.with_logprobs,
-                **_asked(plan),
-            }
+            return {"do": "prefill", "first_slot": plan.first_slot, **_asked(plan)}
         case MixedPlan():
             return {"do": "mixed", "decode": _command(plan.decode), "prefill": _command(plan.prefill)}
         case ScorePlan():

@@ -52,8 +52,8 @@ class AsyncReadback:
         newest = None if isinstance(self._newest, list) or isinstance(plan, PrefillPlan) else self._newest[slots]
         draws = self._with_newest(plan)
         ids_R = self._ranks.from_first(choose(prediction, draws, upload=self.upload, newest_R=newest))
-        logprobs_R = logprobs_of(ids_R, prediction) if plan.with_logprobs else None
-        top_RK = likeliest_of(prediction, plan.num_top) if plan.num_top else None
+        logprobs_R = logprobs_of(ids_R, prediction) if plan.num_logprobs is not None else None
+        top_RK = likeliest_of(prediction, plan.num_logprobs) if plan.num_logprobs else None
         if isinstance(self._newest, list):
             token_ids: list[int] = ids_R.tolist()
             self._newest[slots] = token_ids

@@ -1,6 +1,6 @@
 """The interface between the engine and a runner: plans and results. They are plain values, except for prefixes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -49,8 +49,7 @@ class PrefillPlan:
     prefixes: Sequence[Prefix]
     draws: Sequence[Draw | None]  # None is greedy
     first_slot: int
-    with_logprobs: bool = False
-    num_top: int = 0  # log-probabilities of this many of the likeliest tokens are wanted too
+    num_logprobs: int | None = None  # of each token, and of so many of the likeliest ones; None: none
     pictures: Sequence[Pictures] = ()  # of each prompt; empty if no prompt has any
     kept: Sequence[KeptTokens | None] = ()  # of each prompt; a runner may leave it unused
     dropped: Sequence[int] = ()  # numbers of kept tokens that are released afterwards
@@ -66,8 +65,7 @@ class DecodePlan:
     rows: Sequence[int]
     positions: Sequence[int]
     draws: Sequence[Draw | None]
-    with_logprobs: bool = False
-    num_top: int = 0
+    num_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +86,14 @@ class MixedPlan:
         return [*self.decode.draws, *self.prefill.draws]
 
     @property
-    def with_logprobs(self) -> bool:
-        """Whether one of the two plans needs log-probabilities."""
-        return self.decode.with_logprobs or self.prefill.with_logprobs
-
-    @property
-    def num_top(self) -> int:
+    def num_logprobs(self) -> int | None:
         """The larger number of the two plans."""
-        return max(self.decode.num_top, self.prefill.num_top)
+        return most_logprobs((self.decode.num_logprobs, self.prefill.num_logprobs))
+
+
+def most_logprobs(counts: Iterable[int | None]) -> int | None:
+    """The largest `num_logprobs`; None if none is a number."""
+    return max((count for count in counts if count is not None), default=None)
 
 
 Plan = ScorePlan | PrefillPlan | DecodePlan | MixedPlan
@@ -127,8 +125,8 @@ class Tokens(NamedTuple):
 
     rows: Sequence[int]
     token_ids: Sequence[int]
-    logprobs: Sequence[float] = ()  # of each token, before temperature, top-k and top-p; empty without `with_logprobs`
-    top: Sequence[Top] = ()  # of each row, `num_top` tokens; empty without
+    logprobs: Sequence[float] = ()  # of each token, before temperature, top-k and top-p; empty without `num_logprobs`
+    top: Sequence[Top] = ()  # of each row, `num_logprobs` tokens; empty without
 
 
 Result = Scores | Tokens

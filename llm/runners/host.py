@@ -84,11 +84,11 @@ class HostRunner(ABC):
         token_ids = self._agreed(self._chosen(plan, prediction))
         first_slot = plan.first_slot if isinstance(plan, PrefillPlan) else 0
         self._newest[first_slot : first_slot + len(token_ids)] = [max(token, 0) for token in token_ids]
-        if not plan.with_logprobs:
+        if plan.num_logprobs is None:
             return Tokens(plan.rows, token_ids)
         logprobs_RV = log_softmax(prediction.logits_RV)
         own_R = logprobs_RV[np.arange(len(token_ids)), np.maximum(token_ids, 0)]
-        top = [likeliest(logprobs_V, plan.num_top) for logprobs_V in logprobs_RV] if plan.num_top else ()
+        top = [likeliest(logprobs_V, plan.num_logprobs) for logprobs_V in logprobs_RV] if plan.num_logprobs else ()
         return Tokens(plan.rows, token_ids, own_R.tolist(), top)
 
     def _chosen(self, plan: PrefillPlan | DecodePlan | MixedPlan, prediction: Prediction) -> list[int]:

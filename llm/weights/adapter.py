@@ -16,7 +16,6 @@ from torch import Tensor
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.weights.names import (
     BIASED,
-    DEPTHS,
     WIDTHS,
     llama_shapes,
     matrix_shapes,
@@ -215,18 +214,14 @@ def check_fits(adapter: AdapterFile, config: DecoderConfig, *, llama: str) -> No
     Gates are required; in chat adapters, biases and scales are. Biases, norms, LoRA, new gates and base matrices are
     optional, but each kind must be complete.
     """
-    if adapter.dim != config.dim:
-        raise CheckpointError(
-            f"The adapter `{adapter.name}` needs a LLaMA of width {adapter.dim}, and `{llama}` has width {config.dim}",
-            hint=f"use the LLaMA that the adapter was trained on; {WIDTHS}",
-        )
     num_layers = config.num_layers
     made_for = count_blocks(adapter.llama, "layers.", what=f"The adapter `{adapter.name}`")
-    if made_for != num_layers or adapter.num_adapter_layers > num_layers:
+    if adapter.dim != config.dim or made_for != num_layers or adapter.num_adapter_layers > num_layers:
         raise CheckpointError(
-            f"The adapter `{adapter.name}` needs a LLaMA of {max(made_for, adapter.num_adapter_layers)} layers, and "
-            f"`{llama}` has {num_layers}",
-            hint=f"use the LLaMA that the adapter was trained on; {DEPTHS}",
+            f"The adapter `{adapter.name}` needs a LLaMA of width {adapter.dim} and "
+            f"{max(made_for, adapter.num_adapter_layers)} layers, and `{llama}` has width {config.dim} and "
+            f"{num_layers} layers",
+            hint=f"use the LLaMA that the adapter was trained on; {WIDTHS}",
         )
     wanted = _wanted(adapter, config)
     base = llama_shapes(config)

@@ -150,15 +150,10 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
     if query is None or query.ndim != 2 or not 0 < query.shape[0] <= dim or dim % query.shape[0]:
         return  # reported by name or shape later
     wanted = dim // query.shape[0]
-    if wanted > len(shards):
+    if wanted != len(shards):
         raise CheckpointError(
-            f"`{place}` has {len(shards)} of {wanted} shards: each holds {query.shape[0]} of {dim} rows",
-            hint=f"copy the missing files, up to `consolidated.{wanted - 1:02d}.pth`",
-        )
-    if wanted < len(shards):
-        raise CheckpointError(
-            f"`{place}` has {len(shards)} shards, and the model has {wanted}",
-            hint="remove the files that belong to another model",
+            f"`{place}` has {len(shards)} shards instead of {wanted}: each holds {query.shape[0]} of {dim} rows",
+            hint=f"copy those that are missing, up to `consolidated.{wanted - 1:02d}.pth`, or remove another model's",
         )
 
 

@@ -227,7 +227,7 @@ def make_om(request: AtcRequest | DimsRequest, *, atc: Path, tick: Callable[[flo
             (target.parent / WEIGHTS_FOLDER).mkdir(exist_ok=True)
             os.replace(weights, target.parent / WEIGHTS_FOLDER / weights.name)
         os.replace(made, target)
-        write_sidecar(target, sidecar)
+        write_sidecar(target, sidecar.to_json())
     return target
 
 
@@ -343,7 +343,7 @@ def adopt_om(request: AtcRequest | DimsRequest) -> Path:
                 hint="copy the file, so that it is yours",
             ) from None
     check_om_file(target)
-    write_sidecar(target, describe(request, target))
+    write_sidecar(target, describe(request, target).to_json())
     return target
 
 

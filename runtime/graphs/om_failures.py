@@ -14,8 +14,6 @@ _INSTALL = (
     "git clone https://gitee.com/ascend/tools.git, then pip install ./backend . in "
     "tools/ais-bench_workload/tool/ais_bench, with CANN's set_env.sh sourced"
 )
-# Modules that ais_bench imports -> the package to install.
-_NEEDED: Final[Mapping[str, str]] = {"attr": "attrs", "numpy": "numpy", "tqdm": "tqdm"}
 
 _MEANINGS: Final[Mapping[str, Explanation]] = read_explanations("om")
 _OPENING: Final = ("device", "memory", "file")
@@ -67,13 +65,6 @@ def _explain_import(error: Exception) -> tuple[str, str]:
             "the package ais-bench-benchmark, which tests language models, takes the same name: uninstall it, or use "
             f"another environment; for Ascend's {_INSTALL}",
         )
-    if missing in _NEEDED:
-        return f"ais_bench needs the package {missing}", f"pip install {_NEEDED[missing]}"
-    if missing:
-        return (
-            f"ais_bench is installed and cannot be imported: it finds no module {missing}",
-            "the installation of ais_bench is incomplete: docs/ascend.md",
-        )
     if re.search(r"\blib\w+\.so", str(error)):
         return (
             f"ais_bench is installed and CANN's libraries are not found: {_words(error)}",
@@ -82,7 +73,7 @@ def _explain_import(error: Exception) -> tuple[str, str]:
         )
     return (
         f"ais_bench is installed and cannot be imported: {type(error).__name__}: {_words(error)}",
-        f"build it again for this Python and this CANN: {_INSTALL}",
+        f"`pip install attrs numpy tqdm`, which it needs, or build it again for this Python and this CANN: {_INSTALL}",
     )
 
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from llama_adapter.runtime.atomic_write import atomic_write
 from llama_adapter.runtime.digests import file_digest
@@ -36,12 +36,6 @@ _LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
 _MAX_BYTES = 1 << 20  # largest size of a side-car
 _MAX_PATH, _MAX_COMPONENT = 4096, 255
 _AGAIN = "make the OM again with `llama-adapter export om`"
-
-
-class Sidecar(Protocol):
-    """A description that is stored next to an OM."""
-
-    def to_json(self) -> str: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,12 +106,12 @@ def sidecar_path(om_path: str | os.PathLike[str]) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def write_sidecar(om_path: str | os.PathLike[str], sidecar: Sidecar) -> Path:
-    """Write the side-car of an OM, complete or not at all; returns its path."""
+def write_sidecar(om_path: str | os.PathLike[str], text: str) -> Path:
+    """Write the text of an OM's side-car, complete or not at all; returns its path."""
     target = sidecar_path(om_path)
     with atomic_write(target) as file:
         os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode) & OM_MODE)
-        file.write(sidecar.to_json().encode())
+        file.write(text.encode())
     return target
 
 

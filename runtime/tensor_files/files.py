@@ -17,7 +17,7 @@ from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.arrays import damaged, list_keys, open_safetensors, require_file
 from llama_adapter.runtime.tensor_files.pickles import ForeignObjectError, Module, PickleError, TensorHeader, Unread
-from llama_adapter.runtime.tensor_files.torch_files import ByteOrderError, CompressedError, TorchFile, module_tensors
+from llama_adapter.runtime.tensor_files.torch_files import TorchFile, module_tensors
 from llama_adapter.runtime.text import shown_excerpt
 
 _LARGEST = 1 << 63  # whole numbers in a tensor are below this
@@ -70,17 +70,6 @@ def read_tensor_file(path: Path, *, torchscript: bool = False) -> TensorFile:
             f"`{path}` holds Python objects beside its tensors (`{shown_excerpt(error.name)}`), so it is not opened: "
             "loading it would run code from the file",
             hint="ask for the file's tensors alone, saved by `torch.save` as a dictionary, or as safetensors",
-        ) from None
-    except CompressedError as error:
-        raise CheckpointError(
-            f"`{path}` is an archive with compressed members (`{shown_excerpt(error.member)}`), where torch stores "
-            "them as they are",
-            hint="fetch the original file, or unpack it and pack it again without compression (`zip -0`)",
-        ) from None
-    except ByteOrderError:
-        raise CheckpointError(
-            f"`{path}` holds numbers in another byte order than this machine's, {sys.byteorder}-endian",
-            hint="save it again as safetensors, or with torch on a machine of this byte order",
         ) from None
     except (PickleError, OSError) as error:
         if tells_shortage(str(error)):

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 import torch
 from torch import Tensor
 
+from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.tensor_files.pickles import (
     MAX_BYTES,
     ForeignObjectError,
@@ -24,6 +25,7 @@ from llama_adapter.runtime.tensor_files.pickles import (
     TensorHeader,
     read_pickle,
 )
+from llama_adapter.runtime.text import shown_excerpt
 
 MAX_TENSORS: Final = 100_000
 _MAX_CLAIM: Final = 4  # most bytes of all tensors, in multiples of the file's size; few tensors share their elements
@@ -33,18 +35,6 @@ _ZIP: Final = b"PK\x03\x04"
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 _MAGIC: Final = 0x1950A86A20F9469CFC6C
 _LEGACY_PROTOCOL: Final = 1001
-
-
-class CompressedError(PickleError):
-    """An archive with compressed members, which torch never writes. `member` is the name of one."""
-
-    def __init__(self, member: str) -> None:
-        super().__init__(member)
-        self.member = member
-
-
-class ByteOrderError(PickleError):
-    """A file whose numbers are in the other byte order than this machine's. It is not damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,9 @@ class TorchFile:
     """An opened file of torch. `content` is the saved object, with a TensorHeader for each tensor."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ForeignObjectError for objects that are not plain data, PickleError for other files, and OSError."""
+        """Raises ForeignObjectError for objects that are not plain data, CheckpointError for compressed members and
+        another byte order, PickleError for other files, and OSError.
+        """
         self.path = path
         self._size = path.stat().st_size
         self.is_torchscript = False
@@ -137,13 +129,17 @@ class TorchFile:
         spans = {name: self._span(file, info) for name, info in needed.items()}
         if "data.pkl" not in spans:
             raise PickleError("no data.pkl")
-        _check_order(self._read(file, spans["byteorder"]) if "byteorder" in spans else b"little")
+        _check_order(self._read(file, spans["byteorder"]) if "byteorder" in spans else b"little", self.path)
         self._spans = {name.removeprefix("data/"): span for name, span in spans.items() if name.startswith("data/")}
         return read_pickle(self._read(file, spans["data.pkl"]), torchscript=self.is_torchscript).value
 
     def _span(self, file: BinaryIO, info: zipfile.ZipInfo) -> _Span:
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            raise CompressedError(info.filename)
+            raise CheckpointError(
+                f"`{self.path}` is an archive with compressed members (`{shown_excerpt(info.filename)}`), where torch "
+                "stores them as they are",
+                hint="fetch the original file, or unpack it and pack it again without compression (`zip -0`)",
+            )
         file.seek(info.header_offset)
         head = file.read(_LOCAL_HEADER.size)
         if len(head) < _LOCAL_HEADER.size:
@@ -170,7 +166,7 @@ class TorchFile:
         _, protocol, _, content, keys = pickles
         if protocol.value != _LEGACY_PROTOCOL or not isinstance(keys.value, list):
             raise PickleError("another protocol")
-        _check_order(b"little")
+        _check_order(b"little", self.path)
         end = keys.end
         for key in keys.value:
             storage = content.storages.get(key) if isinstance(key, str) else None
@@ -191,10 +187,13 @@ class TorchFile:
         return file.read(span.end - span.start)
 
 
-def _check_order(order: bytes) -> None:
+def _check_order(order: bytes, path: Path) -> None:
     if order != sys.byteorder.encode():
         if order in (b"little", b"big"):
-            raise ByteOrderError("numbers in another byte order than this machine's")
+            raise CheckpointError(
+                f"`{path}` holds numbers in another byte order than this machine's, {sys.byteorder}-endian",
+                hint="save it again as safetensors, or with torch on a machine of this byte order",
+            )
         raise PickleError("an unknown byte order")
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded.questions import TASKS, Question, ask
 from scripts.train_embedded.world import Scene

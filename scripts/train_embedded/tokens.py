@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import sentencepiece
 
-from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.conversation import format_prompt
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.questions import TASKS, ask, plural
 from scripts.train_embedded.sizes import VOCABULARY

@@ -169,6 +169,6 @@ def make_om(
                 precision_mode="mixed_float16",
                 sha256=file_digest(path),
                 onnx_sha256=file_digest(onnx),
-            ),
+            ).to_json(),
         )
     return path

@@ -166,7 +166,9 @@ def play(schedule: Schedule, kind: str, *, num_slots: int) -> dict[int, list[Out
                     submitted.append(ScoreRequest(**common, continuations=continuations))
                 else:
                     common["constraint"] = Alternating() if constrained else None
-                    submitted.append(GenerateRequest(**common, sampling=sampling, with_logprobs=kind == "kernels"))
+                    submitted.append(
+                        GenerateRequest(**common, sampling=sampling, num_logprobs=0 if kind == "kernels" else None)
+                    )
                 engine.submit(submitted[-1])
         for index, moment in schedule.cancelled.items():
             if moment == number:

@@ -164,8 +164,7 @@ def test_log_probabilities_and_the_likeliest_tokens_are_those_of_the_model(backe
     requests = toy_requests(engine, PROMPTS[:3], sampling=sampling)
     (prefix,) = engine.project_prefix(toy_visual_queries(1))
     for request in requests:
-        has_logprobs, num_top = request.id < 2, (4, 2, 3)[request.id]
-        engine.submit(replace(request, prefix=prefix, with_logprobs=has_logprobs, num_top=num_top))
+        engine.submit(replace(request, prefix=prefix, num_logprobs=(4, 2, None)[request.id]))
 
     found: dict[int, list[tuple[int, float]]] = {0: [], 1: []}
     for output in drain(engine):

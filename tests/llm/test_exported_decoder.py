@@ -95,7 +95,7 @@ def check_answers_and_scores(
         sampling = [SETTINGS[row % len(SETTINGS)] for row in range(len(prompts))]
         requests = toy_requests(engine, prompts, sampling=sampling, config=config)
         scores = [to_score(request, CHOICES[: request.id + 1], id=100 + request.id) for request in requests]
-        requests = [dataclasses.replace(request, with_logprobs=True, num_top=3) for request in requests]
+        requests = [dataclasses.replace(request, num_logprobs=3) for request in requests]
         # A plan takes consecutive requests of one kind. They are submitted together, so that plans have several rows.
         # The last scores are computed while requests run.
         for submitted in [*scores[:5], *requests, *scores[5:]]:

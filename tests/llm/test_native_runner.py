@@ -273,7 +273,7 @@ def test_nothing_calls_an_operator_of_torch() -> None:
     draw = Draw(0.8, 0.9, 5, 0.3, rules=Rules(repetition=1.2, prompt=prompt))
     with _NoTorch():
         [prefix] = ours.project_prefix(queries)
-        step = DecodePlan([0], [len(prompt)], [draw], with_logprobs=True, num_top=2)
+        step = DecodePlan([0], [len(prompt)], [draw], num_logprobs=2)
         later = PrefillPlan([1], [prompt], [ours.stored_prefix(stored, stored)], [None], first_slot=1)
         ours.run(PrefillPlan([0], [prompt], [prefix], [None], first_slot=0))
         ours.run(step)

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from llama_adapter.llm.conversation import format_conversation
-from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.conversation import format_conversation, format_prompt
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "cases.json").read_text())["generate"]
 PROMPTS = [prompt for case in CASES for prompt in case["prompts"] if prompt.get("instruction") is not None]

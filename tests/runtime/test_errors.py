@@ -37,7 +37,7 @@ from llama_adapter.vision.errors import PictureError
 # Errors that are always caught by our code, which then raises a public error.
 ROOT = Path(__file__).resolve().parents[2]
 INTERNAL = {
-    *("PickleError", "ForeignObjectError", "CompressedError", "ByteOrderError"),  # caught by `read_tensor_file`
+    *("PickleError", "ForeignObjectError"),  # caught by `read_tensor_file`
     "CollectiveError",  # caught by `RankGroup`
     *("NotLoadedError", "ReplicaLostError"),  # caught by `deployed` and `ReplicatedService`
 }

@@ -152,7 +152,7 @@ def test_other_opsets_and_types_are_refused(settings: Any, tmp_path: Path) -> No
 
 
 def test_large_weights_go_into_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_adapter.runtime.graphs.onnx_export._MAX_PROTOBUF_BYTES", 100_000)
+    monkeypatch.setattr("llama_adapter.vision.export._MAX_PROTOBUF_BYTES", 100_000)
     config, path = CONNECTORS["LLaVA"], tmp_path / "clip.onnx"
     encoder = random_encoder(config)
 

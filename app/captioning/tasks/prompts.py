@@ -9,10 +9,9 @@ from datetime import date
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_conversation
+from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_conversation, format_prompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.picture_format import Grid, PictureFormat, num_squares
-from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.runtime.text import plain_text
 
 if TYPE_CHECKING:  # the command line imports prompts without a tokenizer

@@ -436,26 +436,19 @@ def _check_known_answer(report: Report, manifest: Manifest, spec: CaptionerSpec)
     asked = "about its own picture" if manifest["vision"] else "to its own prompt"
     used, dtype, wanted = captioner.info.precision, captioner.info.dtype, f"{known['text'][:500]!r}"
     where, known_dtype = f"on {captioner.info.device} in {dtype}", shown_excerpt(str(known.get("dtype", "float32")))
+    numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
     if answer.error is not None:
         report.add("error", what, answer.error.message)
     elif answer.text == known["text"]:
-        numbers = "" if used == FLOAT else f" with {find_scheme(used).title} weights"
         report.add("ok", what, f"The model answers {answer.text!r} {asked} {where}{numbers}, as it should")
     # Also if quantised weights were dequantised: rounding errors remain.
-    elif quantised := {used, manifest.precision} - {FLOAT}:
+    elif {used, manifest.precision} != {FLOAT} or {dtype, known_dtype} != {"float32"}:
         report.add(
             "warning",
             what,
-            f"With {find_scheme(min(quantised)).title} weights the model answers {answer.text!r} {asked}, and "
-            f"with full ones {wanted}",
-            "rounding may change a word; where it changes the sense, use --precision float with the full bundle",
-        )
-    elif {dtype, known_dtype} != {"float32"}:
-        report.add(
-            "warning",
-            what,
-            f"The model answers {answer.text!r} {asked} {where}; in {known_dtype} it answered {wanted}",
-            "half precision may change a word; where it changes the sense, compare with --dtype float32",
+            f"The model answers {answer.text!r} {asked} {where}{numbers}; in {known_dtype} it answered {wanted}",
+            "rounding may change a word; where it changes the sense, compare with the full bundle, --precision float "
+            "and --dtype float32",
         )
     else:
         sentence = f"The model answers {answer.text!r} {asked}, and should answer {wanted}"

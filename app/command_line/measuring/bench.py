@@ -28,7 +28,7 @@ from llama_adapter.app.models.roofline import (
     number_sizes,
 )
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.llm.prompt import format_prompt
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.runtime.ceilings import measure_bandwidth, measure_matmul
 from llama_adapter.runtime.devices import EAGER, resolve_dtype
 from llama_adapter.runtime.given import require_least

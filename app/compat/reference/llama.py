@@ -24,8 +24,8 @@ from llama_adapter.app.models.checkpoints import CLIP_CACHE, CLIP_FILE, RELEASED
 from llama_adapter.app.models.llama_folder import find_llama, tokenizer_of
 from llama_adapter.app.models.named.located import find_weights
 from llama_adapter.app.models.spec import DEFAULT_BATCH_SIZE, CaptionerSpec
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer as OwnTokenizer
 from llama_adapter.llm.weights.adapter import open_adapter
 from llama_adapter.runtime.devices import open_best

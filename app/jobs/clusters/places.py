@@ -66,35 +66,17 @@ def plan_places(
         return _on_processors(fit, actors=actors)
     slots = [machine for machine in fit for _ in range(machine.count(resource) // ranks)]
     if not slots or (actors is not None and actors > len(slots)):
-        raise _too_few_devices(fit, resource, actors=actors, flag=flag, ranks=ranks, most=len(slots))
+        raise UsageError(
+            f"{flag} {actors or 1} with --tensor-parallel {ranks} needs {ranks} {resource} of one machine for each, "
+            f"and the cluster has them for {len(slots)}",
+            hint=f"ray status shows what it has; pass a smaller {flag} or --tensor-parallel, or add machines",
+        )
     # A worker sees only its own devices, numbered from 0, so the device number of the job is dropped.
     kind = device.partition(":")[0]
     return [
         Place(machine=machine.id, device=kind, num_cpus=READING_CPUS, devices={resource: float(ranks)}, threads=None)
         for machine in slots[:actors]
     ]
-
-
-def _too_few_devices(
-    machines: Sequence[Machine], resource: str, *, actors: int | None, flag: str, ranks: int, most: int
-) -> UsageError:
-    """The error for a cluster that has devices for only `most` captioners."""
-    if ranks == 1:
-        return UsageError(
-            f"{flag} {actors} needs as many devices, and the cluster has {most} {resource}",
-            hint=f"pass {flag} {most} or leave it out",
-        )
-    if not most:
-        largest = max(machine.count(resource) for machine in machines)
-        return UsageError(
-            f"--tensor-parallel {ranks} needs {ranks} {resource} of one machine, and none has more than {largest}",
-            hint=f"pass --tensor-parallel {largest}, or add a larger machine",
-        )
-    return UsageError(
-        f"{flag} {actors} with --tensor-parallel {ranks} needs {ranks} {resource} of one machine for each, and the "
-        f"cluster has them for {most}",
-        hint=f"pass {flag} {most} or less, or a smaller --tensor-parallel",
-    )
 
 
 def _on_processors(machines: Sequence[Machine], *, actors: int | None) -> list[Place]:

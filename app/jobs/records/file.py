@@ -29,10 +29,6 @@ from llama_adapter.runtime.record_lines import (
 _SYNC_S = 2.0
 
 
-class RecordFileLockedError(RecordFileError):
-    """Another run writes into the file."""
-
-
 def open_records(out: str) -> "RecordWriter":
     """Open the writer of a job's records. If `out` is a folder or ends with a slash, it appends to the last part there.
 
@@ -56,9 +52,9 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
     completely, the written part is removed. A new file that stays empty is deleted. Pipes and devices such as
     /dev/stdout are only written to.
 
-    Raises `RecordFileLockedError` if another run writes to the file, `RecordFileError` for a file with other content
-    (which is left unchanged), `RecordFileLostError` if another program removes, replaces or changes the file during the
-    run, and OSError.
+    Raises `RecordFileError` if another run writes to the file, and for a file with other content (which is left
+    unchanged), `RecordFileLostError` if another program removes, replaces or changes the file during the run, and
+    OSError.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, older: tuple[Path, ...] = (), sync_every: int = 64) -> None:
@@ -157,7 +153,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         try:
             file, self.is_locked = open_locked(self.path)
         except BlockingIOError:
-            raise RecordFileLockedError(
+            raise RecordFileError(
                 f"Another run is writing to `{self.path}`; wait for it to end, stop it, or name another file."
             ) from None
         return file

@@ -3,28 +3,42 @@
 import glob
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, combinations, product, starmap
 
 from llama_adapter.app.learning.labelled.checks import check_examples, with_digests, without_missing
-from llama_adapter.app.learning.labelled.example import Examples
+from llama_adapter.app.learning.labelled.example import Example, Examples
 from llama_adapter.app.learning.labelled.known_sets import known_examples
 from llama_adapter.app.learning.labelled.pictures import (
     METADATA,
     archive_examples,
     beside_examples,
     class_examples,
+    pictures_in,
     split_folders,
     sub_folders,
 )
-from llama_adapter.app.learning.labelled.rows import SPLITS, Columns, are_splits, split_in, split_name, with_classes
-from llama_adapter.app.learning.labelled.tables import table_examples
-from llama_adapter.app.pictures.inputs import InputsError, natural_key
+from llama_adapter.app.learning.labelled.rows import (
+    KNOWN,
+    NO_PICTURE_COLUMN,
+    SPLITS,
+    WANTED,
+    Columns,
+    add_row,
+    are_splits,
+    split_in,
+    split_name,
+    with_classes,
+    without_copies,
+)
+from llama_adapter.app.pictures.inputs import InputsError, PictureInput, natural_key
 from llama_adapter.app.pictures.inputs.archives import is_archive_name
 from llama_adapter.app.pictures.inputs.folders import folder_inputs, has_picture_suffix
 from llama_adapter.app.pictures.inputs.items import LeftOut
 from llama_adapter.app.pictures.inputs.patterns import expand_pattern, is_pattern
-from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES
+from llama_adapter.app.pictures.inputs.tables import TABLE_SUFFIXES, read_rows
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.settings.yaml_file import read_yaml
 from llama_adapter.runtime.text import shown_name
@@ -35,6 +49,7 @@ _FORMS = (
     "a table, a folder of folders by class, with metadata.jsonl or with texts beside pictures, a tar archive, or a "
     "known set"
 )
+_WHAT = "table of labelled pictures"
 
 
 def read_examples(*paths: str, columns: Columns = _EVERYTHING, digests: bool = True, looks: bool = True) -> Examples:
@@ -207,3 +222,72 @@ def _count_left_out(folder: str, found: Examples, *, has_rows: bool) -> None:
     for item in folder_inputs(folder, recursive=True, left_out=found.left_out):
         if has_rows and item.source != folder and os.path.abspath(item.label) not in named:
             found.left_out.add("pictures without a row", item.label)
+
+
+def table_examples(path: str, *, columns: Columns) -> Examples:
+    """The examples of a table, without duplicates.
+
+    Paths of pictures are relative to `columns.picture_folder`, by default to the folder of the table; missing pictures
+    are not reported. A picture may be in an archive: `shard.tar/000.jpg`. Malformed rows, and different answers to the
+    same question about the same picture, are problems with their line.
+
+    Raises InputsError if the file is unusable as a whole, and OSError.
+    """
+    found = Examples()
+    root = os.path.dirname(path) if columns.picture_folder is None else columns.picture_folder
+    for row in read_rows(path, what=_WHAT, wanted=WANTED, known=KNOWN, root=root):
+        place = f"{path}, line {row.line}"
+        if row.problem:
+            found.refuse(place, row.problem)
+            continue
+        kind = "rows without an answer"
+        add_row(found, row.values, columns=columns, place=place, line=row.line, root=root, unanswered=kind)
+    unnamed = next((one for one in found.problems if one.reason.endswith(NO_PICTURE_COLUMN)), None)
+    if unnamed is not None and all(one.item.source is None for one in found.examples):
+        raise InputsError(
+            f"Wanted pictures in the {_WHAT} `{shown_name(path)}`, but its examples have none:", details=[str(unnamed)]
+        )
+    captions = [one for one in found.examples if one.task == "caption"]
+    if sum(one.answers[0].endswith("?") for one in captions) * 2 > len(captions) > 1:
+        raise InputsError(
+            f"Wanted answers in the {_WHAT} `{shown_name(path)}`, but most of its descriptions are questions.",
+            hint="call the column of questions `question`, and that of the answers `answer`",
+        )
+    without_copies(found, question=columns.question)
+    with_members(found)
+    return found
+
+
+def with_members(found: Examples) -> None:
+    """Replace paths into archives by the pictures in the archives. Each archive is read once, by `pictures_in`.
+
+    If an archive lacks a name, the path stays, and the picture is reported as missing later. A picture that cannot be
+    extracted is an error.
+    """
+    wanted = defaultdict[str, set[str]](set)
+    for example in found.examples:
+        source = example.item.source
+        if isinstance(source, str) and (archive := archive_in(source)) is not None:
+            wanted[archive].add(source)
+    members: dict[str, PictureInput | None] = {}
+    for archive, labels in wanted.items():
+        members |= pictures_in(archive, found, wanted=labels)
+    kept: list[Example] = []
+    for example in found.examples:
+        if example.item.label not in members:
+            kept.append(example)
+        elif (member := members[example.item.label]) is None:
+            continue  # two pictures have its name
+        elif member.error is not None:
+            found.refuse(example.place, member.error.message, unreadable=example)
+        else:
+            item = replace(example.item, source=member.source, root=member.root)
+            kept.append(replace(example, item=item))
+    found.examples[:] = kept
+
+
+def archive_in(path: str) -> str | None:
+    """The archive in a path, such as `a/shard.tar` in `a/shard.tar/b/c.jpg`; None if the path has no archive."""
+    parts = path.split("/")
+    places = (end for end in range(1, len(parts)) if is_archive_name(parts[end - 1]))
+    return next(filter(os.path.isfile, ("/".join(parts[:end]) for end in places)), None)

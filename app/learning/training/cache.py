@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from llama_adapter.runtime.atomic_write import atomic_write
-from llama_adapter.runtime.errors import ExitCode, LlamaAdapterError
+from llama_adapter.runtime.errors import LlamaAdapterError
 from llama_adapter.runtime.text import shown_name
 
 # T tokens, C channels: one picture's encoding is (T, C)
@@ -31,8 +31,6 @@ _DIGEST_BYTES: Final = 32
 
 class CacheError(LlamaAdapterError):
     """Too little room for encoded pictures, too many unreadable pictures, or an encoding that is lost during a run."""
-
-    exit_code = ExitCode.FAILED
 
 
 class EncodedCache:

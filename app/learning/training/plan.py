@@ -90,7 +90,8 @@ class StepPlan:
 def plan_step(shapes: Shapes, *, num_ranks: int = 1, kind: Parallel = "ddp") -> StepPlan:
     """The plan of one rank, if each of `num_ranks` ranks computes `shapes.rows` rows at once."""
     decoder, encoder = _decoder(shapes), _encoder(shapes)
-    frozen = _bytes(decoder, trained=False) + _buffers(decoder) + _vision_bytes(shapes, trained=shapes.kinds)
+    frozen = _bytes(decoder, trained=False) + _vision_bytes(shapes, trained=shapes.kinds)
+    frozen += sum(one.nbytes for one in decoder.buffers())
     trained = _bytes(decoder, trained=True) + (0 if encoder is None else _bytes(encoder, trained=True))
     largest = max(one.nbytes for one in (*decoder.parameters(), *(() if encoder is None else encoder.parameters())))
     if shapes.device_type == "cpu":
@@ -240,10 +241,6 @@ def _vision_bytes(shapes: Shapes, *, trained: Collection[str]) -> int:
 
 def _bytes(module: nn.Module, *, trained: bool) -> int:
     return sum(one.nbytes for one in module.parameters() if one.requires_grad == trained)
-
-
-def _buffers(module: nn.Module) -> int:
-    return sum(one.nbytes for one in module.buffers())
 
 
 def smaller(shapes: Shapes, *, num_ranks: int, batch_size: int, rows: int | None) -> Shapes:

@@ -16,10 +16,6 @@ from llama_adapter.runtime.text import shown_text
 Consent = Literal["yes", "ask", "no"]
 
 
-class NotHereError(UsageError):
-    """Weights that are not on this machine, and that nobody allowed to fetch."""
-
-
 def terms(paths: Iterable[object]) -> str:
     """Names, licences and pages of the weights at these paths, as far as the catalogue or the Hub's cache tell."""
     told = []
@@ -39,7 +35,7 @@ def terms(paths: Iterable[object]) -> str:
 def obtain(wanted: Mapping[str, Part], *, name: str, consent: Consent, tell: Callable[[str], None]) -> dict[str, Path]:
     """The path of each of the weights, by its role; what is missing is fetched if the user consents.
 
-    `name` is what the user asked for. `tell` gets lines on what is done. Raises NotHereError without consent, and
+    `name` is what the user asked for. `tell` gets lines on what is done. Raises UsageError without consent, and
     DownloadError and OSError.
     """
     found = {role: weights.source.here() for role, weights in wanted.items()}
@@ -57,7 +53,7 @@ def _require_consent(
     if consent != "yes" and not can_ask:
         size = shown_bytes(_sum([weights.bytes for _, weights in absent]))
         titles = "; ".join(weights.title for _, weights in absent)
-        raise NotHereError(
+        raise UsageError(
             f"`{shown_text(name)}` is not on this machine ({size}): {titles}",
             hint=f"`llama-adapter get {shown_text(name)}` shows licences and fetches it; --yes answers the question",
         )

@@ -35,7 +35,7 @@ def located(
 
     The model of an adapter becomes a bundle in the user's cache. A LLaMA at an address is the bundle that `get` made of
     it, if there is one. With `from_checkpoints`, or if LoRA or ranks ask for it, both are the checkpoints themselves.
-    What is missing is fetched with `consent`; `tell` gets lines on what is done. Raises UsageError, NotHereError,
+    What is missing is fetched with `consent`; `tell` gets lines on what is done. Raises UsageError,
     DownloadError and OSError.
     """
     found: dict[str, Any] = {}
@@ -77,7 +77,7 @@ def located(
 
 
 def located_spec(spec: CaptionerSpec) -> CaptionerSpec:
-    """The spec with paths in place of names. Nothing is fetched: raises NotHereError for missing weights."""
+    """The spec with paths in place of names. Nothing is fetched: raises UsageError for missing weights."""
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     found = located(values)
     return dataclasses.replace(spec, **found) if found else spec

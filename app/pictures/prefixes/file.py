@@ -9,6 +9,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -222,7 +223,7 @@ def _read_head(path: str, num_bytes: int, changed_ns: int) -> PrefixFile:
         length = struct.unpack("<Q", beginning)[0] if len(beginning) == 8 else 0
         if not 2 <= length <= min(num_bytes - 8, _MAX_HEADER_BYTES):
             raise ValueError("it has no head of safetensors")
-        head = read_object(_text(file.read(length)))
+        head = read_object(file.read(length).decode())
     metadata = head.pop("__metadata__", None)
     if type(metadata) is not dict or type(metadata.get(_KEY)) is not str or type(metadata.get("pictures")) is not str:
         raise ValueError("it holds other tensors")
@@ -263,18 +264,16 @@ def _check_shapes(rows: Mapping[str, tuple[int, ...]], encoding: Encoding) -> No
 
 
 def _read_entries(text: str) -> tuple[Entry, ...]:
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("its list of pictures is no JSON") from None
-    kinds = [str, str, int]
-    if type(entries) is not list or not entries:
-        raise ValueError("it lists no pictures")
-    if any(type(one) is not list or [type(part) for part in one] != kinds for one in entries):
-        raise ValueError("its list of pictures has another form")
-    if not all(re.fullmatch("[0-9a-f]{64}", one[0]) for one in entries):
-        raise ValueError("its list of pictures has digests that are none")
-    return tuple(Entry(*one) for one in entries)
+    with suppress(ValueError, RecursionError, TypeError):
+        entries = tuple(Entry(*one) for one in json.loads(text))
+        if entries and all(map(_is_entry, entries)):
+            return entries
+    raise ValueError("its list of pictures is empty or damaged")
+
+
+def _is_entry(entry: Entry) -> bool:
+    has_kinds = [type(part) for part in entry] == [str, str, int]
+    return has_kinds and re.fullmatch("[0-9a-f]{64}", entry.digest) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +355,3 @@ def _numbers(data: bytes, dtype: str, shape: tuple[int, ...]) -> "np.ndarray":
 
 def _checksum(parts: Iterable[bytes]) -> int:
     return zlib.crc32(b"".join(parts))
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ValueError("its head is not UTF-8") from None

@@ -169,8 +169,7 @@ class Asker:
                         sampling=asked.sampling.numbered(number),
                         task=question.task,
                         stop=() if question.task.continuations else asked.stop,
-                        with_logprobs=asked.with_logprobs,
-                        num_top_logprobs=asked.num_top_logprobs,
+                        num_logprobs=asked.num_logprobs,
                         **options,
                     )
                     parts.append(await _submit(ask, service=self.service))

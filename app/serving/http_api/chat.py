@@ -34,7 +34,7 @@ class ChoicesReply(Reply[Completing]):
 
     def __init__(self, request: Completing, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
         self._head = {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"}
-        self._num_prompts, self._with_logprobs = len(asked.prompts), asked.with_logprobs
+        self._num_prompts, self._with_logprobs = len(asked.prompts), asked.num_logprobs is not None
         self._num_answers = asked.num_answers * self._num_prompts
         self._with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
 
@@ -143,8 +143,7 @@ class ChatReply(ChoicesReply[ChatRequest]):
             place="messages",
             max_new_tokens=request.max_completion_tokens or request.max_tokens,
             form=form_of(request),
-            with_logprobs=bool(request.logprobs),
-            num_top_logprobs=request.top_logprobs or 0,
+            num_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             num_answers=request.n or 1,
         )
 

@@ -42,8 +42,7 @@ class CompletionReply(ChoicesReply[CompletionRequest]):
             prompts=tuple((Question(raw=prompt, task=task),) for prompt in prompts),
             sampling=sampling_of(request, max_new_tokens=request.max_tokens or DEFAULT_TOKENS, form=form_of(request)),
             stop=stop_of(request),
-            with_logprobs=request.logprobs is not None,
-            num_top_logprobs=request.logprobs or 0,
+            num_logprobs=request.logprobs,
             num_answers=num_answers,
         )
 

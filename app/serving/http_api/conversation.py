@@ -92,12 +92,11 @@ class ChatQuestion:
     prompts: tuple[tuple[Question, ...], ...]  # of each prompt, the questions whose answers make up one answer
     sampling: SamplingParams
     stop: tuple[str, ...]
-    with_logprobs: bool
+    num_logprobs: int | None  # see `GenerateRequest`
     num_answers: int
     picture_used: str | None = None  # place of the picture, if the request has several and the model sees one
     properties: tuple[Property, ...] = ()  # of the wanted JSON, each a question of the prompt; empty: plain text
     num_ignored_turns: int = 0  # earlier messages that the model does not see in full
-    num_top_logprobs: int = 0  # how many of the likeliest tokens have their log-probability too
 
     def __post_init__(self) -> None:
         num_questions = max(1, len(self.properties))
@@ -154,8 +153,7 @@ def understand_turns(
     place: str,
     max_new_tokens: int | None,
     form: AnswerForm | None = None,
-    with_logprobs: bool = False,
-    num_top_logprobs: int = 0,
+    num_logprobs: int | None = None,
     num_answers: int = 1,
 ) -> ChatQuestion:
     """What a request asks the model that `info` describes; raises ApiError if it asks nothing.
@@ -220,8 +218,7 @@ def understand_turns(
         properties=properties,
         sampling=sampling_of(request, max_new_tokens=max_new_tokens, form=None if properties else form),
         stop=() if question.task.continuations else stop_of(request),
-        with_logprobs=with_logprobs,
-        num_top_logprobs=num_top_logprobs,
+        num_logprobs=num_logprobs,
         num_answers=num_answers,
         num_ignored_turns=max(0, sum(_is_ignored(turn, with_picture[-1:]) for turn in earlier) - len(seen)),
     )

@@ -50,7 +50,7 @@ class ResponsesReply(Reply[ResponsesRequest]):
         self, request: ResponsesRequest, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo
     ) -> None:
         self._head = {**head, "created_at": int(time.time()), **_parameters_of(request, asked)}
-        self._with_logprobs = asked.with_logprobs
+        self._with_logprobs = asked.num_logprobs is not None
         self._item_id = f"msg_{str(head['id']).removeprefix('resp_')}"
 
     @staticmethod
@@ -70,8 +70,7 @@ class ResponsesReply(Reply[ResponsesRequest]):
             place="input",
             max_new_tokens=request.max_output_tokens,
             form=form_of(request, None if request.text is None else request.text.format),
-            with_logprobs=with_logprobs,
-            num_top_logprobs=request.top_logprobs or 0,
+            num_logprobs=(request.top_logprobs or 0) if with_logprobs else None,
         )
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:

@@ -75,8 +75,7 @@ class Entry(Accepted):
             sampling=self.ask.sampling,
             task=self.ask.task,
             stop=self.ask.stop,
-            with_logprobs=self.ask.with_logprobs,
-            num_top_logprobs=self.ask.num_top_logprobs,
+            num_logprobs=self.ask.num_logprobs,
             started=self.handle.submitted,
             ms={"queue": max(0.0, waited_ms), "read": read_ms},
         )

@@ -30,8 +30,7 @@ class Ask:
     client: str = ""  # name of the client, for taking turns
     timeout_s: float | None = None  # capped at the service's limit; None: that limit
     is_background: bool = False  # yields to other requests; its time limit counts from its admission
-    with_logprobs: bool = False  # whether the answer has the log-probabilities of its tokens
-    num_top_logprobs: int = 0  # with log-probabilities: those of the likeliest tokens in each place too
+    num_logprobs: int | None = None  # see `GenerateRequest`
     with_pieces: bool = True  # whether the reader uses pieces of text; False: only the answer
 
     @property

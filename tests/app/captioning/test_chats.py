@@ -28,8 +28,8 @@ from llama_adapter.app.models.graph_export.decoder import DecoderJob, run_export
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import training_template
 from llama_adapter.app.serving.online.service import Service
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from llama_adapter.llm.prompt import format_prompt
 from tests.app.golden import GOLDEN, picture
 from tests.app.serving.http_api.live import client_of
 from tests.llm.test_chat import CHATML

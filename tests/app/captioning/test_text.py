@@ -11,9 +11,9 @@ import torch
 from llama_adapter import Answer, Captioner, RawPrompt, UsageError
 from llama_adapter.app.captioning.captioner import Prompt, WorkItem, WorkQuestion, text_items
 from llama_adapter.app.pictures.reading.reader import PictureReading
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.prefix import TextPrefix
-from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.vision.pixels import zero_picture
 from tests.app.golden import GOLDEN, model_options, picture
 

@@ -117,7 +117,7 @@ def test_an_encoder_of_another_program_has_no_card(acl: Any, batch_sizes: list[i
     """A file with a fixed batch size needs no sidecar; a file with gears needs one for its batch sizes."""
     om = make_om(tmp_path / "clip.om", batch_sizes, sidecar=len(batch_sizes) > 1)
     if sidecar := read_sidecar(om):
-        write_sidecar(om, dataclasses.replace(sidecar, card=None))
+        write_sidecar(om, dataclasses.replace(sidecar, card=None).to_json())
 
     with contextlib.closing(open_om(om)) as encoder:
         assert (encoder.card, encoder.batch_sizes, encoder.image_size) == (None, tuple(batch_sizes), 224)
@@ -358,7 +358,7 @@ def test_files_that_infer_session_refuses_never_reach_it(acl: Any, om: Path) -> 
 def test_gears_need_their_own_side_car(acl: Any, om: Path) -> None:
     sidecar = read_sidecar(om)
     assert sidecar is not None
-    write_sidecar(om, dataclasses.replace(sidecar, batch_sizes=(1, 8)))
+    write_sidecar(om, dataclasses.replace(sidecar, batch_sizes=(1, 8)).to_json())
     assert "is not the expected batch 1, 8" in refusal(om).message
     sidecar_path(om).unlink()
     assert "`clip.om.json`" in refusal(om).message

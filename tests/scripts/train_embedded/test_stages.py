@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from llama_adapter.app.models.bundle import load_bundle
+from llama_adapter.llm.conversation import format_prompt
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
-from llama_adapter.llm.prompt import format_prompt
 from llama_adapter.llm.tokenizer import Tokenizer
 from scripts.train_embedded import decoder_stages, picture_stages, pictures
 from scripts.train_embedded.__main__ import main

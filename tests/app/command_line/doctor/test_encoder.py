@@ -45,7 +45,7 @@ def put_om(folder: Path, card: EncoderCard | None, *, name: str = "clip.om", bat
     pixels = Port(dtype="float16", shape=(batch_size, 224, 224, 3))
     settings = {"has_gears": False, "soc_version": "Ascend310P3", "precision_mode": "fp16", "onnx_sha256": "0"}
     sidecar = OmSidecar(card=graph, input=pixels, batch_sizes=(batch_size,), sha256=file_digest(om), **settings)
-    write_sidecar(om, sidecar)
+    write_sidecar(om, sidecar.to_json())
     return om
 
 

@@ -9,9 +9,8 @@ import pytest
 from llama_adapter.app.captioning.tasks.choose import choosing
 from llama_adapter.app.learning.labelled.checks import data_digest
 from llama_adapter.app.learning.labelled.example import Choices, Example, Examples
-from llama_adapter.app.learning.labelled.reading import read_examples
+from llama_adapter.app.learning.labelled.reading import read_examples, table_examples
 from llama_adapter.app.learning.labelled.rows import MAX_CHOICES, Columns, with_classes
-from llama_adapter.app.learning.labelled.tables import table_examples
 from llama_adapter.app.pictures.inputs import InputsError
 from tests.app.learning.labelled.tables import brief, example, reasons, write_lines
 

@@ -15,7 +15,7 @@ from llama_adapter.app.compat.pipeline import pipeline
 from llama_adapter.app.models.checkpoints import RELEASED_ADAPTERS
 from llama_adapter.app.models.named import catalogue, ready
 from llama_adapter.app.models.named.catalogue import CATALOGUE, find_parts, read_catalogue
-from llama_adapter.app.models.named.getting import Consent, NotHereError, terms
+from llama_adapter.app.models.named.getting import Consent, terms
 from llama_adapter.app.models.named.located import located, parts_of
 from llama_adapter.app.models.named.ready import Numbers
 from llama_adapter.app.models.random_model import parse_size
@@ -108,15 +108,15 @@ def test_parts_are_found_by_name_and_address(hub: Hub) -> None:
 
 @pytest.mark.parametrize("consent", ["no", "ask"])
 def test_nothing_is_fetched_without_consent(consent: Consent, hub: Hub) -> None:
-    with pytest.raises(NotHereError, match=r"is not on this machine .*: LLaMA-7B; BIAS-7B; CLIP") as refused:
+    with pytest.raises(UsageError, match=r"is not on this machine .*: LLaMA-7B; BIAS-7B; CLIP") as refused:
         locate(consent, model="bias-7b")
 
     assert "llama-adapter get bias-7b" in refused.value.hint
     assert refused.value.exit_code == 2
     assert hub.asked == []
-    with pytest.raises(NotHereError):
+    with pytest.raises(UsageError):
         Captioner.load("bias-7b")
-    with pytest.raises(NotHereError):
+    with pytest.raises(UsageError):
         pipeline("caption", model="hf:huggyllama/llama-7b")
 
 

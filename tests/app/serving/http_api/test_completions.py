@@ -28,7 +28,7 @@ def test_a_text_is_continued_without_a_template(client: httpx.Client, service: S
     code, body = sent(client)
 
     (ask,) = service.asks
-    assert (ask.prompt, ask.picture, ask.with_logprobs) == (RawPrompt("The star is"), None, False)
+    assert (ask.prompt, ask.picture, ask.num_logprobs) == (RawPrompt("The star is"), None, None)
     assert ask.sampling == SamplingParams(max_new_tokens=16)
     assert (code, body["choices"][0]["text"]) == (200, "red")
     check_documented(body, "Completion")
@@ -58,10 +58,10 @@ def test_a_picture_may_come_with_the_prompt(client: httpx.Client, service: StubS
     assert service.asks[0].picture is not None
 
 
-@pytest.mark.parametrize(("logprobs", "expected"), [(None, (False, 0)), (0, (True, 0)), (5, (True, 5))])
-def test_log_probabilities_are_a_number(logprobs: int | None, expected: tuple[bool, int]) -> None:
+@pytest.mark.parametrize("logprobs", [None, 0, 5])
+def test_log_probabilities_are_a_number(logprobs: int | None) -> None:
     asked = CompletionReply.understand(CompletionRequest.model_validate(wanted(logprobs=logprobs)), INFO)
-    assert (asked.with_logprobs, asked.num_top_logprobs) == expected
+    assert asked.num_logprobs == logprobs
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_parameters_arrive_as_they_are_given() -> None:
     asked = question(**given, max_completion_tokens=9, stop=["a", "b"], n=3, logprobs=True)
 
     assert asked.sampling == SamplingParams(max_new_tokens=9, **given)
-    assert (asked.stop, asked.num_answers, asked.with_logprobs) == (("a", "b"), 3, True)
+    assert (asked.stop, asked.num_answers, asked.num_logprobs) == (("a", "b"), 3, 0)
     assert question(top_k=-1).sampling.top_k == 0
     assert question(seed=-1, n=2).sampling.seed is None
     assert question(max_tokens=5, stop="a").stop == ("a",)
@@ -245,7 +245,7 @@ def test_responses_have_the_newest_picture_and_the_parameters_of_the_request() -
     assert (asked.urls, asked.picture_used) == ((NEW,), "input[2].content[2]")
     assert asked.num_ignored_turns == 3
     assert asked.sampling == SamplingParams(max_new_tokens=9, temperature=0.5, top_p=0.25, top_k=3, seed=7)
-    assert asked.with_logprobs
+    assert asked.num_logprobs == 0
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,10 @@ CASES: dict[str, tuple[list[TextDelta | Answer], dict[str, Any]]] = {
     "cut": ([piece("a"), answer("a", finish="length", unfamiliar=True)], {}),
     "scored": ([SCORED], {}),
     "failed": ([piece("a "), FAILED], {}),
-    "log-probabilities": ([piece("é star"), KNOWN], {"with_logprobs": True}),
+    "log-probabilities": ([piece("é star"), KNOWN], {"num_logprobs": 0}),
     "log-probabilities in pieces": (
         [piece("é", logprobs=KNOWN.logprobs[:2]), piece(" star", logprobs=KNOWN.logprobs[2:]), KNOWN],
-        {"with_logprobs": True},
+        {"num_logprobs": 0},
     ),
 }
 SEVERAL: list[TextDelta | Answer] = [
@@ -112,7 +112,7 @@ def test_answers_whole_and_streamed(schema: str, snapshot: Any, monkeypatch: pyt
             found[name] = [*data, json.dumps(body)]
     assert found == snapshot
     # Without a wish nothing has log-probabilities, and scored answers never have any.
-    plain, wish = reply_of(schema), reply_of(schema, with_logprobs=True)
+    plain, wish = reply_of(schema), reply_of(schema, num_logprobs=0)
     for reply, given, same in ((plain, KNOWN, dataclasses.replace(KNOWN, logprobs=())), (wish, SCORED, SCORED)):
         assert (streamed(reply, [given]), reply.whole([given])) == (streamed(plain, [same]), plain.whole([same]))
 

@@ -191,8 +191,8 @@ def test_without_a_picture_the_model_answers_as_a_captioner_does(
 
 
 def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, captioner: Captioner) -> None:
-    answer = shared.submit(ask(0, with_logprobs=True, num_top_logprobs=3)).result()
-    scored = shared.submit(ask(0, task=OneOf((answer.text, "no")), with_logprobs=True)).result()
+    answer = shared.submit(ask(0, num_logprobs=3)).result()
+    scored = shared.submit(ask(0, task=OneOf((answer.text, "no")), num_logprobs=0)).result()
 
     assert "".join(token.text for token in answer.logprobs) == answer.text
     assert len(answer.logprobs) == len(answer.token_ids)
@@ -200,7 +200,7 @@ def test_log_probabilities_come_with_the_texts_of_their_tokens(shared: Service, 
         assert token.logprob <= 0
         assert len(token.top) == 3
         assert token.top[0] == (token.text, pytest.approx(token.logprob, abs=1e-5))
-    assert all(token.top == () for token in shared.submit(ask(0, with_logprobs=True)).result().logprobs)
+    assert all(token.top == () for token in shared.submit(ask(0, num_logprobs=0)).result().logprobs)
     assert scored.logprobs == shared.submit(ask(0)).result().logprobs == ()
 
 
