@@ -57,7 +57,8 @@ def one_of(values: Mapping[str, Mapping[str, Any] | str], *, otherwise: str) -> 
     """A rule for a key whose value stands for settings or a reason to ignore it, as in `values`; others are refused."""
 
     def rule(imported: Import, key: str, value: Any) -> None:
-        found = values.get(str(value)) if isinstance(value, (str, int)) else None
+        name = f"{value:g}" if isinstance(value, float) else str(value)
+        found = values.get(name) if isinstance(value, (str, int, float)) else None
         if found is None:
             wanted = " or ".join(name for name, settings in values.items() if not isinstance(settings, str))
             imported.refuse(key, f"wanted {wanted}, got {value!r}; {otherwise}")
