@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -97,6 +97,7 @@ class NpuBackend(Backend):
         return profile
 
     def free_bytes(self) -> int | None:
+        self.empty_caches()  # of what earlier models in this process have released
         return int(self._torch_npu.npu.mem_get_info(self.device)[0])
 
     def empty_caches(self) -> None:
@@ -151,13 +152,18 @@ class NpuBackend(Backend):
     def compile(self, program: Program, *, mode: str) -> Program:
         require_mode(mode, backend=self)
         try:
-            compiled: Program = GRAPH_COMPILERS[mode](program)
-            return compiled
+            compiled = GRAPH_COMPILERS[mode](program)
         except Exception as error:  # torchair is inside torch_npu, but needs further packages and libraries
             raise DeviceError(
                 f"{self.name} cannot compile for `{mode}` ({type(error).__name__}: {first_line(error)})",
                 hint="install the packages of the extra `npu` and all of CANN; or pass `--mode eager`",
             ) from error
+
+        def run(*inputs: Any) -> Any:
+            with self._torch_npu.npu.device(self.device):  # where graphs are captured; in another thread, it may differ
+                return compiled(*inputs)
+
+        return cast(Program, run)
 
 
 def _npugraph_ex(program: Callable[..., Any]) -> Any:

@@ -50,6 +50,7 @@ OPERATORS = (
 FUNCTIONS = (
     "torch_npu.npu.is_available",
     "torch_npu.npu.device_count",
+    "torch_npu.npu.device",
     "torch_npu.npu.set_device",
     "torch_npu.npu.get_device_name",
     "torch_npu.npu.get_soc_version",

@@ -47,7 +47,7 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
     facts = npu.reports()[SOC]["device"]
 
     assert facts["taken"] >= 32 << 20
-    assert facts["given_back"] >= 32 << 20  # given back by `empty_caches`
+    assert facts["given_back"] >= 32 << 20  # by `free_bytes`, which empties caches
     assert facts["elapsed_ms"] > 0
     assert facts["backwards_ms"] == -facts["elapsed_ms"]
     assert facts["out_of_memory"][0] == "OutOfMemoryError"
@@ -57,6 +57,10 @@ def test_the_device_counts_memory_and_time(npu: FakeNpu) -> None:
 def test_the_profiler_runs_and_writes_into_its_folder(npu: FakeNpu) -> None:
     # Without CANN's libmsprofiler.so, torch_npu prints a message on stdout and records nothing.
     assert npu.reports()["profiled"] == ["profiler_info.json", "profiler_metadata.json"]
+
+
+def test_a_compiled_program_runs_on_its_device_in_any_thread(npu: FakeNpu) -> None:
+    assert npu.reports()["thread"] == [0, 1]
 
 
 def test_a_device_or_graph_mode_that_is_absent_is_an_error_with_those_present(npu: FakeNpu) -> None:

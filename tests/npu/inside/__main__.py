@@ -38,6 +38,7 @@ def main() -> None:
     reports |= in_fork(compilers, FAKE_SOC=SOC)
     reports["ranks"] = in_fork(ranks.model, FAKE_SOC=SOC, FAKE_DEVICES="2")
     reports["queue"] = in_fork(ranks.queue, FAKE_SOC=SOC, FAKE_DEVICES="2")
+    reports["thread"] = in_fork(device.in_a_thread, FAKE_SOC=SOC, FAKE_DEVICES="2")
     reports["profiled"] = in_fork(device.profiled, FAKE_SOC=SOC)
     print(json.dumps(reports))
 

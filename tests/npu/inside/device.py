@@ -2,12 +2,14 @@
 
 import dataclasses
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
-from llama_adapter.runtime.devices import Backend, open_backend
+from llama_adapter.runtime.devices import Backend, npu, open_backend
 from llama_adapter.runtime.errors import DeviceError
 from tests.npu.inside.host_ops import HostOps
 
@@ -21,8 +23,6 @@ def facts(backend: Backend) -> dict[str, Any]:
     second = backend.mark()
     backend.synchronise()
     del block
-    kept = backend.free_bytes()
-    backend.empty_caches()
     emptied = backend.free_bytes()
     assert first is not None
     assert second is not None
@@ -31,7 +31,7 @@ def facts(backend: Backend) -> dict[str, Any]:
         "family": backend.family.name,  # type: ignore[attr-defined]
         "capabilities": dataclasses.asdict(backend.capabilities),
         "taken": None if before is None or after is None else before - after,
-        "given_back": None if kept is None or emptied is None else emptied - kept,
+        "given_back": None if after is None or emptied is None else emptied - after,
         "elapsed_ms": second.ms_since(first),
         "backwards_ms": first.ms_since(second),
         "too_many": _error(lambda: open_backend("npu:7")),
@@ -52,6 +52,21 @@ def profiled() -> list[str]:
         with backend.profiler(Path(folder)), torch.profiler.record_function("stage forward"):
             backend.synchronise()
         return sorted(path.name for path in Path(folder).glob("*_ascend_pt/*"))
+
+
+def in_a_thread() -> list[int]:
+    """The current device of a new thread, and that of a compiled program which it runs."""
+    backend, found = open_backend("npu:1"), list[int]()
+
+    def program() -> int:
+        return int(torch.npu.current_device())
+
+    with mock.patch.dict(npu.GRAPH_COMPILERS, npugraph_ex=lambda program: program):
+        compiled = backend.compile(program, mode="npugraph_ex")
+    thread = threading.Thread(target=lambda: found.extend((program(), compiled())))
+    thread.start()
+    thread.join()
+    return found
 
 
 def attention_route() -> str:
