@@ -24,7 +24,7 @@ NUM_PAST = 6
 
 
 @pytest.mark.slow  # imports transformers
-@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")  # 4.57 lacks its next name
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 @pytest.mark.proves("prefix tuning", "CPU")
 def test_answers_behind_a_peft_adapter_are_those_of_transformers(tmp_path: Path) -> None:
     import transformers
