@@ -13,6 +13,7 @@ _SHORTAGES = (
     "can't allocate memory",
     "Cannot allocate memory",
     "_STATUS_ALLOC_FAILED",  # after CUBLAS or CUDNN
+    "_ALLOCATION_FAILED",  # of cuDNN 9
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
 )

@@ -77,8 +77,9 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 def no_records(path: str | os.PathLike[str], *, where: str, line: bytes = b"") -> RecordFileError:
     """The error for a file with other content. `line` is the content at `where`, if known."""
     fault, advice = _NOT_A_RECORD, "name another file, or move this one away"
-    if len(_RECORD.findall(line)) > 1:
-        fault, advice = "holds several records", "`jq -c 'arrays[], objects' FILE > NEW_FILE` writes one in each line"
+    if len(_RECORD.findall(line)) > 1 and parse_object(line) is None:
+        fault, jq = "holds several records", "`jq -c 'arrays[], objects' FILE > NEW_FILE`"
+        advice = f"{jq} writes one in each line; if jq fails, one is damaged: name another file"
     return RecordFileError(
         f"Wanted a file of answers (JSON lines) at `{os.fspath(path)}`, but {where} {fault}; {advice}."
     )

@@ -43,7 +43,9 @@ def read_picture_file(
         if error.errno == errno.ENAMETOOLONG:
             raise PictureError("missing", f"Wanted a picture file, but the name {name} is too long.") from None
         reason = error.strerror or type(error).__name__
-        raise PictureError("unreadable", f"Wanted to read {name}, but the system says: {reason}.") from error
+        raise PictureError(
+            "unreadable", f"Wanted to read {name}, but the system says: {reason}; check the file and its permissions."
+        ) from error
     except ValueError:  # a name that no file can have: with a null character, or not encodable
         raise PictureError("missing", f"Wanted a picture file, but {name} cannot be the name of a file.") from None
     except MemoryError:

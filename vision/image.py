@@ -47,6 +47,7 @@ _TURN_UPRIGHT: Final = {  # by the EXIF orientation
     8: Image.Transpose.ROTATE_90,
 }
 _SWAP_SIDES: Final = (5, 6, 7, 8)  # EXIF orientations that turn by a quarter
+_Tag = ExifTags.Base
 _OF_MANY_KINDS: Final = ("BMP", "TIFF")  # formats with kinds that Pillow does not decode, such as floats in colour
 _READ_HERE: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM and AVIF are"
 # Modules of Pillow that register the formats of `PICTURE_FORMATS`.
@@ -254,7 +255,10 @@ def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool 
     try:
         _guarded(image.load, name=name, data=data)
     except PictureError as error:
-        if not answers or error.code != "truncated":
+        tags = getattr(image, "tag_v2", {})
+        # Pillow takes YCbCr that is not in a JPEG for other colours, and fails later.
+        has_wrong_colours = tags.get(_Tag.PhotometricInterpretation) == 6 and tags.get(_Tag.Compression) != 7
+        if not answers or error.code != "truncated" or has_wrong_colours:
             raise
         image.tile = []  # type: ignore[attr-defined]  # without tiles, Pillow keeps the rows that it has
         with suppress(Exception):
@@ -268,9 +272,9 @@ def _decoded(image: Image.Image, *, name: str, data: bytes = b"", answers: bool 
 def _full_range(image: Image.Image) -> Image.Image:
     """A TIFF's grey values of 12 or 16 bits as 16 bits from black to white; Pillow returns what is stored."""
     tags = getattr(image, "tag_v2", {}) if image.mode == "I;16" else {}
-    if tags.get(ExifTags.Base.PhotometricInterpretation) == 0:
+    if tags.get(_Tag.PhotometricInterpretation) == 0:
         return Image.fromarray(65535 - np.asarray(image))
-    return Image.fromarray(np.asarray(image) << 4) if tags.get(ExifTags.Base.BitsPerSample) == (12,) else image
+    return Image.fromarray(np.asarray(image) << 4) if tags.get(_Tag.BitsPerSample) == (12,) else image
 
 
 def _on_white(image: Image.Image) -> Image.Image | None:
@@ -313,7 +317,7 @@ def _not_decoded(data: bytes, *, name: str, fault: str) -> PictureError:
         return PictureError(
             "truncated",
             f"Wanted a whole picture, but {name} is cut off, damaged or a rare kind of {started_as} "
-            f"({fault}); save it again, or convert it to an 8-bit PNG.",
+            f"({fault}); save or copy it again, or convert it to an 8-bit PNG.",
         )
     return _damaged(fault, name=name)
 
@@ -337,7 +341,7 @@ def _orientation_tag(image: Image.Image) -> int:
     It is 1 if the metadata is missing or damaged, because the pixels are usable without it.
     """
     try:
-        tag = image.getexif().get(ExifTags.Base.Orientation)
+        tag = image.getexif().get(_Tag.Orientation)
     except Exception:
         return 1
     return tag if isinstance(tag, int) else 1
@@ -361,7 +365,7 @@ def _why_not_opened(data: bytes, *, name: str, error: Exception) -> PictureError
         )
     if started_as := "HEIC" if is_heic(data) else begins_like(data):
         is_unknown = isinstance(error, UnidentifiedImageError)  # whose words name an object in memory
-        fault = f"it begins like {started_as}" if is_unknown else _in_words(error)
+        fault = f"Pillow does not know its {started_as}" if is_unknown else _in_words(error)
         return _not_decoded(data, name=name, fault=fault)
     if kind := other_file(data):
         return PictureError(

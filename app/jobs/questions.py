@@ -88,7 +88,7 @@ def count_answers(job: Job, *, addresses: bool = False) -> int | None:
     """The number of answers of the whole job; None if it is not known before the job ends."""
 
     def size(picture: PictureInput) -> int:
-        return len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))
+        return job.n * len(questions_about(() if job.is_encoding else picture.questions, common=job.questions))
 
     if job.items is not None:
         return sum(map(size, job.items))

@@ -140,9 +140,9 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     Only parts that the model's files contain are compared: with an exported encoder, CLIP may be missing. `spec` may
     also name prefix files, which have the card of the encoder that encoded them.
     """
-    they, hint, maker = f"The encoder `{spec.encoder}` was exported from {card.name}", _EXPORT_AGAIN, "export"
-    if spec.vision_kind == "prefixes":
-        they, hint, maker = f"The prefixes `{spec.encoder}` were encoded by {card.name}", _ENCODE_AGAIN, "encode"
+    it = f"`{spec.encoder}` was made from {card.name}"
+    are_prefixes = spec.vision_kind == "prefixes"
+    hint, maker = (_ENCODE_AGAIN, "encode") if are_prefixes else (_EXPORT_AGAIN, "export")
     made, wanted = card.output_shape, _read_sizes(model)
     if made != wanted:
         raise _other_queries(spec, model, made=made, wanted=wanted)
@@ -150,16 +150,19 @@ def check_card(card: EncoderCard, model: LoadedModel, *, spec: CaptionerSpec) ->
     for half, own in model.source.fingerprint.items():
         if not is_same(card.fingerprint.get(half), own):
             its = half_name(half, model.picture_format)
-            raise GraphError(f"{they}, and its {its} are not those of the model {model.name}", hint=hint)
+            raise GraphError(  # whole, because guides quote it
+                f"`{spec.encoder}` was made from {card.name}, and its {its} are not those of the model {model.name}",
+                hint=hint,
+            )
     if card.vision.channel_order != model.vision_config.channel_order:
         raise GraphError(
-            f"{they}, which reads colours in the order {card.vision.channel_order}, and the model {model.name} was "
+            f"{it}, which reads colours in the order {card.vision.channel_order}, and the model {model.name} was "
             f"trained on {model.vision_config.channel_order}",
             hint=f"pass the same --channel-order here and to `llama-adapter {maker}`",
         )
     if card.vision != model.vision_config:
         difference = _differences(card.vision, model.vision_config)
-        raise GraphError(f"{they} with {difference} for the model {model.name}", hint=hint)
+        raise GraphError(f"{it} with {difference} for the model {model.name}", hint=hint)
 
 
 def _read_sizes(model: LoadedModel) -> tuple[int, int]:

@@ -21,6 +21,8 @@ def foreign_weights(path: str | os.PathLike[str]) -> tuple[str, str]:
     place = Path(path).expanduser()
     folder = shlex.quote(str(place.parent))
     match place.suffix:
+        case ".ckpt" if not place.exists():
+            return f"There is no file `{path}`", "name a .ckpt beside the YAML of its model, or its folder"
         case ".ckpt":
             hint = "name a folder that has one .ckpt, its YAML and tokenizer.model"
             return f"`{path}` is no model of MindFormers by itself", hint
@@ -36,7 +38,7 @@ def find_model(name: str) -> Path:
     Raises UsageError if there is none, and for weights of MindSpore and Paddle.
     """
     place = Path(name).expanduser()
-    if place.suffix == ".ckpt" and place.is_file() and form_of(place.parent) == "mindspore":
+    if place.suffix == ".ckpt" and place.is_file() and form_of(place.parent) in ("mindspore", "huggingface"):
         return place.parent
     if place.suffix in FOREIGN_WEIGHTS:
         message, hint = foreign_weights(place)

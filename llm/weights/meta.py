@@ -30,7 +30,7 @@ from llama_adapter.runtime.tensor_files.files import (
     require_numbers,
     what_is,
 )
-from llama_adapter.runtime.text import shown_excerpt
+from llama_adapter.runtime.text import counted, shown_excerpt
 
 # The axis along which the tensors of several shards are joined. Other tensors have a copy in each shard.
 _AXES = {name: cut.axis for name, cut in META_CUTS.items()}
@@ -152,7 +152,8 @@ def _check_shard_count(shards: list[dict[str, Tensor]], *, dim: int, place: Path
     wanted = dim // query.shape[0]
     if wanted != len(shards):
         raise CheckpointError(
-            f"`{place}` has {len(shards)} shards instead of {wanted}: each holds {query.shape[0]} of {dim} rows",
+            f"`{place}` has {counted(len(shards), 'shard')} instead of {wanted}: each holds {query.shape[0]} of "
+            f"{dim} rows",
             hint=f"copy those that are missing, up to `consolidated.{wanted - 1:02d}.pth`, or remove another model's",
         )
 

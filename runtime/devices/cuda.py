@@ -36,7 +36,7 @@ from llama_adapter.runtime.schemes.layers import dequantise_linears, float_type,
 
 CUDA_GRAPH = "cuda_graph"
 _NUM_WARM_UPS = 2  # runs before the capture, in which libraries choose kernels and allocate workspaces
-_CAPTURING = threading.Lock()  # torch allows one capture at a time in a process, and releases no memory meanwhile
+_CAPTURING = threading.RLock()  # torch allows one capture at a time in a process, and releases no memory meanwhile
 
 
 class CudaBackend(Backend):

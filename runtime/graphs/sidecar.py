@@ -183,7 +183,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
         if stat.S_ISLNK(status.st_mode):
             raise GraphError(
                 f"The OM `{absolute}` is a symbolic link, which InferSession refuses",
-                hint=f"pass the file itself, or copy it and its side-car: cp --dereference {absolute}* ./",
+                hint=f"pass the file itself, {os.path.realpath(absolute)}, or copy it and its side-car",
             )
     except OSError as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"

@@ -117,7 +117,7 @@ def test_a_missing_foreign_or_doubled_file_is_told_where_neighbours_have_copies(
     content = (folder / last).read_bytes()
 
     (folder / last).unlink()
-    assert f"{member.files - 1} of {member.files} shards" in refusal(lambda: open_meta(folder), tmp_path)
+    assert f"{member.files - 1} shards instead of {member.files}" in refusal(lambda: open_meta(folder), tmp_path)
     (folder / last).write_bytes((folder / "consolidated.00.pth").read_bytes())
     assert "disagree about" in refusal(lambda: open_meta(folder), tmp_path)
     (folder / last).write_bytes(content)

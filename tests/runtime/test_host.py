@@ -147,6 +147,7 @@ def test_a_process_plans_with_its_part_of_the_machine(tmp_path: Path) -> None:
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
         ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", True),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
         ("Triton Error [CUDA]: out of memory", True),
         ("Triton Error [CUDA]: an illegal memory access was encountered", False),
         ("could not create a primitive", True),

@@ -255,6 +255,8 @@ def test_a_tiff_or_bmp_that_is_not_decoded_is_damaged_or_rare(file: RareFile) ->
     error = refusal(file.content)
     assert error.code == "truncated"
     assert f"is cut off, damaged or a rare kind of {'TIFF' if file.name.endswith('.tif') else 'BMP'} (" in error.message
+    has_right_rows = file.name.endswith("-cut.bmp")
+    assert is_refused(file.content, damaged="answer") != has_right_rows
 
 
 @pytest.mark.parametrize(

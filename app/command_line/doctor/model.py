@@ -446,7 +446,8 @@ def _check_known_answer(report: Report, manifest: Manifest, spec: CaptionerSpec)
         report.add(
             "warning",
             what,
-            f"The model answers {answer.text!r} {asked} {where}{numbers}; in {known_dtype} it answered {wanted}",
+            f"The model answers {answer.text!r} {asked} {where}{numbers}; with full weights in {known_dtype}, "
+            f"it answered {wanted}",
             "rounding may change a word; where it changes the sense, compare with the full bundle, --precision float "
             "and --dtype float32",
         )

@@ -82,7 +82,8 @@ class SessionEncoder:
 
     def encode(self, pixels: np.ndarray) -> Tensor:
         """The visual query (B, Q, D) that the session computes; raises GraphError if it has another shape."""
-        if pixels.shape[1] == 3 != self.session.get_inputs()[0].shape[1]:
+        takes = self.session.get_inputs()[0].shape if hasattr(self.session, "get_inputs") else pixels.shape
+        if pixels.shape[1] == 3 and takes[1] != 3:
             pixels = _unnormalised(torch.from_numpy(pixels)).astype(pixels.dtype)
         query = np.asarray(self.session.infer([pixels])[0])
         wanted = (len(pixels), *self.query_shape)

@@ -66,10 +66,11 @@ def plan_places(
         return _on_processors(fit, actors=actors)
     slots = [machine for machine in fit for _ in range(machine.count(resource) // ranks)]
     if not slots or (actors is not None and actors > len(slots)):
+        asked = [f"{flag} {actors}"] * (actors is not None) + [f"--tensor-parallel {ranks}"] * (ranks > 1)
         raise UsageError(
-            f"{flag} {actors or 1} with --tensor-parallel {ranks} needs {ranks} {resource} of one machine for each, "
-            f"and the cluster has them for {len(slots)}",
-            hint=f"ray status shows what it has; pass a smaller {flag} or --tensor-parallel, or add machines",
+            f"{' with '.join(asked)} needs {ranks} {resource} of one machine for each captioner, and the cluster has "
+            f"them for {len(slots)}",
+            hint="ray status shows what it has; pass smaller numbers, or add machines",
         )
     # A worker sees only its own devices, numbered from 0, so the device number of the job is dropped.
     kind = device.partition(":")[0]

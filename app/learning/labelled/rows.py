@@ -165,7 +165,7 @@ def with_classes(found: Examples, *, place: str) -> Choices:
         found.refuse(place, _too_many(len(classes), what="different labels"))
     alike = defaultdict[str, list[str]](list)
     for name in classes:
-        alike[_folded(name)].append(name)
+        alike[_folded(unicodedata.normalize("NFKC", " ".join(name.split())))].append(name)
     for names in alike.values():
         if len(names) > 1:
             by = "their case" if len({name.casefold() for name in names}) == 1 else "case, white space or encoding"
@@ -328,8 +328,8 @@ def _among(choices: Sequence[str], answers: tuple[str, ...], *, shown: str) -> t
 
 
 def _folded(text: str) -> str:
-    """Equal for texts that differ by case, white space or the encoding of characters, which macOS changes in names."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """Equal for texts that differ by case alone, or by the encoding of accents: macOS writes names in another one."""
+    return unicodedata.normalize("NFC", text).casefold()
 
 
 def _is_blank(value: object) -> bool:

@@ -42,12 +42,12 @@ def prompt_inputs(path: str, *, are_raw: bool = False) -> Iterator[PictureInput]
         yield PictureInput.failed(name, "prompt", message, source=path)
 
 
-def check_prompts(path: str) -> None:
+def check_prompts(path: str, *, needs_questions: bool = False) -> None:
     """Raise `InputsError` if a file of prompts is unusable as a whole, as far as it can be read more than once."""
     if _is_text(path):
         check_lines(path, what=_WHAT)
     else:
-        check_table(path, what=_WHAT, wanted=(*_COLUMNS, "input"))
+        check_table(path, what=_WHAT, wanted=_COLUMNS if needs_questions else (*_COLUMNS, "input"))
 
 
 def _rows(path: str, *, what: str, wanted: Sequence[str], known: Collection[str] = KNOWN_COLUMNS) -> Iterator[Row]:

@@ -39,8 +39,8 @@ from llama_adapter.runtime.text import shown_name
 def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bool = False) -> None:
     """Raise `InputsError` for lists and manifests that are unusable as a whole. Opens neither pictures nor pipes.
 
-    With `need_questions`, manifests without a column for questions are an error. With `addresses`, paths may be
-    addresses such as s3://bucket/folder, and addresses that no installed package can read are an error.
+    With `need_questions`, manifests and files of prompts without a column for questions are an error. With `addresses`,
+    paths may be addresses such as s3://bucket/folder, and addresses that no installed package can read are an error.
     """
     remote = list(filter(is_remote, spec.paths)) if addresses else []
     if remote and spec.shard is not None:
@@ -54,7 +54,7 @@ def check_inputs(spec: InputSpec, *, need_questions: bool = False, addresses: bo
     for path in spec.manifests:
         check_manifest(path, needs_questions=need_questions)
     for path in spec.prompt_files:
-        check_prompts(path)
+        check_prompts(path, needs_questions=need_questions)
 
 
 def read_inputs(spec: InputSpec, *, addresses: bool = False, left_out: LeftOut | None = None) -> Iterator[PictureInput]:

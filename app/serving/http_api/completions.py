@@ -61,6 +61,6 @@ class CompletionReply(ChoicesReply[CompletionRequest]):
             "tokens": [one.text for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
             # The first of two tokens with the same text is the likelier one.
-            "top_logprobs": [{one.text: one.logprob, **dict(reversed(one.top))} for one in tokens],
+            "top_logprobs": [{**dict(reversed(one.top)), one.text: one.logprob} for one in tokens],
             "text_offset": [*itertools.accumulate(lengths, initial=sum(len(one.text) for one in after))][:-1],
         }

@@ -428,7 +428,7 @@ def test_a_checkpoint_of_mindformers_is_its_folder(tmp_path: Path) -> None:
     folder.mkdir()
     options = f"--run_mode predict --load_checkpoint {folder}/a.ckpt"
     (refused,) = line(f"python run_mindformer.py {options}").refused
-    assert "is no model of MindFormers by itself: name a folder that has one .ckpt, its YAML" in refused.text
+    assert f"There is no file `{folder}/a.ckpt`" in refused.text
 
     (folder / "a.ckpt").touch()
     assert line(f"python run_mindformer.py {options}").settings["model"] == {"llama_dir": str(folder)}
@@ -436,3 +436,5 @@ def test_a_checkpoint_of_mindformers_is_its_folder(tmp_path: Path) -> None:
         bundle_folder(f"{folder}/a.ckpt")
     with pytest.raises(CheckpointError, match="tokenizer"):
         Captioner.load(llama_dir=folder)
+    (folder / "config.json").touch()  # of Hugging Face's form of the same model
+    assert line(f"python run_mindformer.py {options}").settings["model"] == {"llama_dir": str(folder)}

@@ -405,10 +405,13 @@ def test_a_manifest_s_own_questions_are_counted(tmp_path: Path) -> None:
     manifest = tmp_path / "work.csv"
     manifest.write_text("picture,prompt,input\na.png,one,\na.png,two,\nb.png,,\nc.png,,here\n")
     job = Job(
-        spec=CaptionerSpec(), inputs=InputSpec(manifests=(str(manifest),)), questions=tuple(Question() for _ in "abc")
+        spec=CaptionerSpec(),
+        inputs=InputSpec(manifests=(str(manifest),)),
+        questions=tuple(Question() for _ in "abc"),
+        n=4,
     )
 
-    assert count_answers(job) == 2 + 3 + 3
+    assert count_answers(job) == 4 * (2 + 3 + 3)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ def test_rows_may_have_only_an_input_and_choices(run: Run, tmp_path: Path) -> No
 
     assert [first["text"]] == expected(("Sum up.", "the sea"))
     assert second["choice"].keys() == {"red", "green"}
+    assert run("generate", "--prompt-file", file, COMMON).code == 2
 
 
 @pytest.mark.parametrize(

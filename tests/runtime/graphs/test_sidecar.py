@@ -155,7 +155,7 @@ def test_a_file_that_the_runtime_refuses_is_an_error(om: Path, name: str, said: 
     with pytest.raises(GraphError, match=said) as caught:
         check_om_file(om.with_name(name))
 
-    assert name != "link.om" or "link.om* ./" in caught.value.hint
+    assert name != "link.om" or str(om.resolve()) in caught.value.hint
 
 
 @pytest.mark.parametrize("mode", [0o660, 0o602, 0o777])

@@ -50,7 +50,7 @@ from llama_adapter.app.command_line.doctor.probes import (
 )
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import absent, ask_child, broken, ok
-from llama_adapter.runtime.errors import UsageError
+from llama_adapter.runtime.errors import DeviceError, UsageError
 from llama_adapter.runtime.kernels import library
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.torch_import import AUTOLOAD, explain_torch_import, prepare_imports
@@ -283,15 +283,19 @@ def test_a_gpu_that_cannot_be_opened_is_broken_and_torch_is_not(is_old: bool, mo
             raise RuntimeError("The driver is too old")
         return "Some GPU"
 
+    def opened(index: int) -> None:
+        if index == 0:
+            raise DeviceError("cuda:0 is full", hint="")
+
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_name", named)
     if not is_old:
-        monkeypatch.setattr("llama_adapter.runtime.devices.cuda.open_cuda", lambda index: None)
+        monkeypatch.setattr("llama_adapter.runtime.devices.cuda.open_cuda", opened)
     said = look_at_torch()
 
-    fault = "broken: cuda:0 cannot be opened (The driver is too old) [`nvidia-smi` shows its driver and memory; or pass"
+    fault = "broken: cuda:1 cannot be opened (The driver is too old) [`nvidia-smi` shows its driver and memory; or pass"
     assert said["state"] == "ok"
-    assert in_a_line(said["gpus"]) == (f"{fault} `--device cpu`]" if is_old else "ok: 2 x Some GPU []")
+    assert in_a_line(said["gpus"]) == (f"{fault} `--device cpu`]" if is_old else "ok: 1 x Some GPU []")
 
 
 def test_a_torch_npu_that_fails_to_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

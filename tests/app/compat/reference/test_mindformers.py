@@ -136,7 +136,7 @@ def test_modules_and_tokenizers(program: Program) -> None:
 @pytest.mark.parametrize(
     ("source", "code", "said"),
     [
-        (WHOLE, 2, r"`path/to/llama2_7b\.ckpt` is no model of MindFormers by itself"),
+        (WHOLE, 2, r"There is no file `path/to/llama2_7b\.ckpt`"),
         ("import mindformers\nmindformers.AutoModel.from_pretrained('llama2_7b')", 2, "No model `llama2_7b`"),
         ("import mindformers\nmindformers.AutoModel.from_pretrained('.')", 2, "`.` is no model"),
         ("import mindformers\nmindformers.AutoTokenizer.from_pretrained('.')", 1, "`.` is no LLaMA folder"),

@@ -161,14 +161,14 @@ def test_a_class_of_one_example_is_told_unless_the_data_name_the_splits(
 
 
 def test_choices_of_the_command_are_those_of_folders_also_as_another_system_spells_them(tmp_path: Path) -> None:
-    fill(tmp_path, "cafe\u0301/a.png", "BAR/b.png", "bird/c.png")  # as macOS writes names
-    found = read_examples(str(tmp_path), columns=Columns(choices=("caf\u00e9", "bar")))
+    fill(tmp_path, "cafe\u0301/a.png", "BAR/b.png", "x2/c.png")  # as macOS writes names
+    found = read_examples(str(tmp_path), columns=Columns(choices=("caf\u00e9", "bar", "x\u00b2")))
 
     assert sorted((example.answers, example.choices) for example in found.examples) == [
-        ((answer,), ("caf\u00e9", "bar")) for answer in ("bar", "caf\u00e9")
+        ((answer,), ("caf\u00e9", "bar", "x\u00b2")) for answer in ("bar", "caf\u00e9")
     ]
     (told,) = (problem.reason for problem in found.problems if not problem.is_warning)
-    assert told.startswith("its label 'bird' is none of caf\u00e9, bar")
+    assert told.startswith("its label 'x2' is none of caf\u00e9, bar, x\u00b2")
 
 
 @pytest.mark.parametrize("key", ["001", "other"])
