@@ -122,7 +122,7 @@ def test_a_missing_foreign_or_doubled_file_is_told_where_neighbours_have_copies(
     assert "disagree about" in refusal(lambda: open_meta(folder), tmp_path)
     (folder / last).write_bytes(content)
     (folder / f"consolidated.{member.files:02d}.pth").write_bytes(content)
-    assert f"the model has {member.files}" in refusal(lambda: open_meta(folder), tmp_path)
+    assert f"{member.files + 1} shards instead of {member.files}" in refusal(lambda: open_meta(folder), tmp_path)
     (folder / f"consolidated.{member.files:02d}.pth").unlink()
     tensors = torch.load(folder / last, weights_only=True)
     tensors["layers.1.attention.wk.weight"] += 1  # heads that should be copies of their neighbour's
