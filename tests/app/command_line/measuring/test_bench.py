@@ -1,6 +1,7 @@
 """The benchmark from its job to table, JSON and plot, on a tiny model. No test asserts a speed."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from llama_adapter.runtime.plots import check_plot
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_adapter.runtime.ceilings._HOST_BUFFER", 1 << 20)
+@pytest.fixture(scope="module", autouse=True)
+def _small_buffers() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llama_adapter.runtime.ceilings._HOST_BUFFER", 1 << 20)
+        yield
 
 
 def tiny_run(**changes: Any) -> BenchResult:
@@ -30,12 +33,16 @@ def tiny_run(**changes: Any) -> BenchResult:
     return run_bench(BenchJob(spec=CaptionerSpec(context=128), **values))
 
 
-def test_a_caption_run_has_every_token_and_every_stage() -> None:
-    result = tiny_run(workload="caption")
+@pytest.fixture(scope="module")
+def captions() -> BenchResult:
+    """A run with the weights as they are."""
+    return tiny_run(workload="caption")
 
-    assert result.new_tokens == 64
-    assert [batch.batch_size for batch in result.batches] == [1, 2]
-    for batch in result.batches:
+
+def test_a_caption_run_has_every_token_and_every_stage(captions: BenchResult) -> None:
+    assert captions.new_tokens == 64
+    assert [batch.batch_size for batch in captions.batches] == [1, 2]
+    for batch in captions.batches:
         assert batch.tokens_per_s / batch.pictures_per_s == pytest.approx(64)
         assert set(batch.programs) == {"encoder", "prefix", "prefill", "step"}
         assert batch.programs["step"].num_rows == batch.batch_size
@@ -43,7 +50,7 @@ def test_a_caption_run_has_every_token_and_every_stage() -> None:
         assert len(batch.pictures_per_s_rounds) == 2
     # Three pictures in batches of two: 63 steps with two rows in each of two rounds. Steps for the third picture have
     # one row.
-    assert result.batches[1].programs["step"].num_calls == 2 * 63
+    assert captions.batches[1].programs["step"].num_calls == 2 * 63
 
 
 def test_a_yesno_run_takes_one_pass_and_no_step_and_asks_a_question_of_ones_own() -> None:
@@ -60,16 +67,16 @@ def test_a_yesno_run_takes_one_pass_and_no_step_and_asks_a_question_of_ones_own(
 
 
 @pytest.mark.parametrize("operators", ["auto", "aten"])
-def test_int8_weights_count_one_byte_unless_they_are_widened(operators: Any) -> None:
+def test_int8_weights_count_one_byte_unless_they_are_widened(operators: Any, captions: BenchResult) -> None:
     spec = CaptionerSpec(context=128, precision="int8", operators=operators)
     is_widened = not open_backend("cpu").computes_in("int8", torch.float32, wanted=operators)
     job = BenchJob(spec=spec, random="tiny", workload="caption", batch_sizes=(1,), pictures=1, rounds=1)
 
-    rounded, plain = run_bench(job), tiny_run(workload="caption", batch_sizes=(1,), pictures=1, rounds=1)
+    rounded = run_bench(job)
 
-    assert (rounded.precision, plain.precision) == ("int8", "float")
+    assert (rounded.precision, captions.precision) == ("int8", "float")
     assert "int8 and float32" in format_table(rounded)
-    moved = [one.batches[0].programs["step"] for one in (rounded, plain)]
+    moved = [one.batches[0].programs["step"] for one in (rounded, captions)]
     num_bytes = [step.gbytes_per_s * step.ms for step in moved]
     assert num_bytes[0] == pytest.approx(num_bytes[1]) if is_widened else num_bytes[0] < 0.5 * num_bytes[1]
 
