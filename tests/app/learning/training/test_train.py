@@ -261,8 +261,7 @@ def of_another_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "told"),
     [
-        (["--score", "answers"], 2, "by loss, and would go on by answers"),
-        (["--score", "auto"], 2, "resume with --score loss"),
+        (["--score", "auto"], 2, "by loss, and would go on by answers\n\nhint: resume with --score loss"),
         (shortened, 1, "last.safetensors`: `exp_avg_sq/.*has the shape"),
         (of_another_run, 2, "has other data, examples or settings"),
         (lambda folder: (folder / "best.safetensors").unlink(), 1, "best.safetensors"),
@@ -650,15 +649,22 @@ def test_float16_learns_as_float32_does(tmp_path: Path, train: Train) -> None:
     assert all(one == pytest.approx(other, rel=0.05) for one, other in pairs), pairs
 
 
-def test_pictures_and_texts_are_learnt_together(pets: Path, tmp_path: Path, train: Train) -> None:
+def test_pictures_and_texts_are_learnt_together_without_pictures_that_cannot_be_decoded(
+    pets: Path, tmp_path: Path, train: Train
+) -> None:
     rows: list[dict[str, Any]] = [{"question": f"What is {one} and one?", "answer": str(one + 1)} for one in range(9)]
     for path in sorted(pets.rglob("*.png"))[::3]:
         answers = {name: "yes" if path.parent.name == name else "no" for name in CLASSES}
         asked = [{"question": f"Is it a {name}?", "answer": answer} for name, answer in answers.items()]
         rows.append({"image": str(path), "questions": asked})
+    bad = tmp_path / "cut.png"
+    bad.write_bytes((pets / "ring" / "0.png").read_bytes()[:100])
+    rows.append({"image": str(bad), "question": "Is it a ring?", "answer": "yes"})
     ran = train("--sets", "lora", "--epochs", "1", data=write_lines(tmp_path / "data.jsonl", *rows))
 
-    assert ran.code == 0, ran.err
+    assert ran.code == 3, ran.err
+    assert f"left out: {bad}" in ran.err
+    assert "left out: 1\n" in (tmp_path / "pets.training/card.md").read_text()
     assert "LoRA factors" in ran.err
     with Captioner.load(tmp_path / "pets.training" / "bundle") as captioner:
         assert captioner.generate_text("What is one and one?", max_new_tokens=3)
@@ -697,18 +703,6 @@ def test_answers_with_many_choices_are_not_scored_unless_asked_for(
     asked = train("--epochs", "1", "--score", "answers", "--force")
     assert "--score loss is faster" in asked.err
     assert ", accuracy " in asked.err
-
-
-def test_pictures_that_cannot_be_decoded_are_left_out(pets: Path, tmp_path: Path, train: Train) -> None:
-    folder = tmp_path / "pets"
-    shutil.copytree(pets, folder)
-    bad = folder / "ring" / "cut.png"
-    bad.write_bytes((folder / "ring" / "0.png").read_bytes()[:100])
-    ran = train("--epochs", "1", data=folder)
-
-    assert ran.code == 3
-    assert f"left out: {bad}" in ran.err
-    assert "left out: 1\n" in (tmp_path / "pets.training/card.md").read_text()
 
 
 def test_a_rank_that_dies_ends_the_run(on_ranks: OnRanks) -> None:
