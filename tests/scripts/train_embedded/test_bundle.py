@@ -42,16 +42,6 @@ def captioner() -> Captioner:
     return Captioner.load(str(ASSETS / "embedded"))
 
 
-def test_all_sample_pictures_are_captioned_rightly(captioner: Captioner) -> None:
-    lines = [json.loads(line) for line in (ASSETS / "pictures" / "questions.jsonl").read_text().splitlines()]
-    captions = [line for line in lines if line["task"] == "caption"]
-    answers = captioner.generate(
-        [ASSETS / "pictures" / line["picture"] for line in captions], [line["question"] for line in captions]
-    )
-    missed = [line["picture"] for line, answer in zip(captions, answers, strict=True) if answer.text != line["answer"]]
-    assert not missed
-
-
 def test_sample_pictures_are_familiar_and_pictures_of_other_worlds_are_not(captioner: Captioner) -> None:
     own = sorted(path for path in (ASSETS / "pictures").iterdir() if path.suffix in (".png", ".jpg"))
     others = [Image.fromarray(pixels) for kind in ("noise", "text") for pixels in draw_others(kind, count=4, seed=(5,))]

@@ -34,7 +34,7 @@ def most_broken(num_runs: int) -> int:
     ("curve", "count"), [("rising", 40), ("rising", 150), ("just too low", 150), ("too low early", 150)]
 )
 def test_a_promise_is_broken_as_seldom_as_it_says(curve: str, count: int) -> None:
-    num_runs = 300
+    num_runs = 150
     rng, true_N = np.random.default_rng(11), precision_of(curve, NEW)
     num_broken = num_naive = 0
     for _ in range(num_runs):
@@ -46,7 +46,7 @@ def test_a_promise_is_broken_as_seldom_as_it_says(curve: str, count: int) -> Non
         found = find_threshold(scores_N, is_right_N, precision=TARGET)
         num_naive += found is not None and true_N[found.threshold <= NEW].mean() < TARGET
 
-    assert num_broken <= most_broken(num_runs) == 21
+    assert num_broken <= most_broken(num_runs) == 12
     assert num_naive > 3 * most_broken(num_runs), "the precision on the examples alone is no promise"
 
 
@@ -67,7 +67,7 @@ def fitted(examples: Examples, *, target_precision: float) -> Calibration:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_choices", [2, 3])
 def test_the_fitted_temperature_breaks_no_promise(num_choices: int) -> None:
-    num_runs, new = 60, drawn(1, count=20_000, num_choices=num_choices)
+    num_runs, new = 40, drawn(1, count=20_000, num_choices=num_choices)
     num_broken = num_promised = 0
     for seed in range(num_runs):
         found = fitted(drawn(100 + seed, count=200, num_choices=num_choices), target_precision=0.9)
@@ -78,7 +78,7 @@ def test_the_fitted_temperature_breaks_no_promise(num_choices: int) -> None:
         num_promised += found.is_promised
         assert found.promise.taken_low < found.threshold.count / 200 < found.promise.taken_high
 
-    assert num_broken <= most_broken(num_runs) == 6
+    assert num_broken <= most_broken(num_runs) == 4
     assert num_promised > num_runs / 3, "a promise that is never made is no use"
 
 
