@@ -29,6 +29,8 @@ from llama_adapter.app.compat.pipeline import Pipeline
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
 from tests.app.golden import GOLDEN, model_options
 
+pytestmark = pytest.mark.usefixtures("models_placed_once")
+
 STAR, CIRCLE = str(sample_pictures() / "12-red-star.jpg"), str(sample_pictures() / "09-purple-circle.png")
 PROMPTS = ["I love Beijing, because", "LLaMA is a", "Huawei is a company that"]
 IS_STAR, COLOR = "Is there a red star?", "What color is the circle?"
