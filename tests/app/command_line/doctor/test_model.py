@@ -25,7 +25,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app.assembled import assemble_sources
 from tests.app.exported import exported_embedded, exported_golden
 from tests.app.golden import GOLDEN, model_options, picture
-from tests.app.models.bundles import edit, edit_known_answer
+from tests.app.models.bundles import edit, edit_known_answer, edit_manifest
 from tests.llm.gguf_files import sentencepiece_keys, write_model
 
 SOURCES = CaptionerSpec(**model_options())
@@ -210,6 +210,7 @@ def test_a_known_answer_that_was_written_is_replayed_and_half_precision_may_diff
     known = json.loads((bundle / "known_answer.json").read_text())
 
     assert (known["text"], known["dtype"]) == (text, "float32")
+    edit_manifest(prompt="What else is there?")(bundle)  # the answer is to its own prompt
     monkeypatch.delattr("PIL.Image.open")  # this process must not decode the bundle's picture
     finding = examined(bundle)[-1]
     assert (finding.level, finding.what) == ("ok", "known answer")
