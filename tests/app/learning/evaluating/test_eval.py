@@ -144,16 +144,18 @@ def test_other_words_of_a_question_are_compared_and_named(classes: Folder, tmp_p
 
 
 def test_the_model_is_asked_for_its_question_only_for_examples_of_the_chosen_split(tmp_path: Path) -> None:
+    """The table is in another folder than its pictures."""
     shutil.copy(STAR, tmp_path / "star.jpg")
     asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes", "split": "test"}
     bare = {"picture": "star.jpg", "answer": "star", "split": "train"}
-    table = write_lines(tmp_path / "data.jsonl", asked, bare)
+    table = write_lines(tmp_path / "tables" / "data.jsonl", asked, bare)
+    settings = DataSettings(data=(str(table),), picture_folder=str(tmp_path))
 
     def stored() -> StoredQuestions:
         return StoredQuestions(question="What is it?")
 
     of_split = {
-        split: read_data(DataSettings(data=(str(table),), split=split), stored=stored).model_questions
+        split: read_data(replace(settings, split=split), stored=stored).model_questions
         for split in ("test", "train", "all")
     }
     assert of_split == {"test": {}, "train": {"examples": "What is it?"}, "all": {"examples": "What is it?"}}
@@ -210,16 +212,6 @@ def test_choices_of_questions_in_the_data_need_no_class_of_the_model(tmp_path: P
     assert warnings("Which of these is it: ring, star?", asked, bare[1]) == []
     [told] = warnings("Which of these is it: disc, ring, star?", asked, *bare)
     assert "compared with disc, ring, which" in told
-
-
-def test_pictures_of_a_table_may_be_in_another_folder(tmp_path: Path) -> None:
-    shutil.copy(STAR, tmp_path / "star.jpg")
-    asked = {"picture": "star.jpg", "question": IS_STAR, "answer": "yes"}
-    table = write_lines(tmp_path / "tables" / "data.jsonl", asked)
-    settings = DataSettings(data=(str(table),), picture_folder=str(tmp_path))
-    (found,) = read_data(settings, stored=StoredQuestions).examples
-
-    assert found.item.source == str(tmp_path / "star.jpg")
 
 
 @pytest.mark.slow

@@ -257,14 +257,19 @@ def test_another_config_is_refused(text: str, told: str, folder: Path) -> None:
         read(folder / "data.yaml")
 
 
-def test_braces_in_firstare_text_and_an_own_column_stays_a_variable(folder: Path) -> None:
-    own = {"image": "b.jpg", "question": "What is it?", "answer": "y"}
+def test_braces_and_names_of_elements_of_html_are_text_and_an_own_column_stays_a_column(folder: Path) -> None:
+    own = {"image": "b.jpg", "question": "What is it?", "answer": "y", "conversations": 3}
     first = turns("<image>\nWhat does {x} mean?", "x")
-    rows = [{"image": "a.jpg", "conversations": first}, {**own, "conversations": 3}]
+    html = turns("What is <video> in HTML?", "A tag.")
+    rows = [{"image": "a.jpg", "conversations": first}, {"conversations": html}, own]
     (folder / "llava.json").write_text(json.dumps(rows))
     found = read(folder / "llava.json").examples
     asked = [(one.question.instruction, one.answers) for one in found]
-    assert asked == [("What does {{x}} mean?", ("x",)), ("What is it?", ("y",))]
+    assert asked == [
+        ("What does {{x}} mean?", ("x",)),
+        ("What is <video> in HTML?", ("A tag.",)),
+        ("What is it?", ("y",)),
+    ]
 
 
 NO_TURNS = "its `conversations` are no list of turns"
@@ -292,12 +297,6 @@ def test_other_conversations_and_those_without_their_picture_are_refused_with_th
     (folder / "llava.json").write_text(json.dumps([row]))
     (told,) = reasons(read(folder / "llava.json"), folder=folder)
     assert told.startswith(f"llava.json, line 1: {reason}")
-
-
-def test_a_name_of_an_element_of_html_is_a_word(folder: Path) -> None:
-    (folder / "llava.json").write_text(json.dumps([{"conversations": turns("What is <video> in HTML?", "A tag.")}]))
-    (found,) = read(folder / "llava.json").examples
-    assert found.question.instruction == "What is <video> in HTML?"
 
 
 def test_a_url_beside_a_question_is_a_column(folder: Path) -> None:
