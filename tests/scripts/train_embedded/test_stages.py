@@ -154,7 +154,7 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def trained_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
-    train_tokenizer(path, num_questions=4000)
+    train_tokenizer(path, num_questions=1500)
     return Tokenizer.load(path)
 
 

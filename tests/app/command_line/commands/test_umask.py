@@ -35,7 +35,7 @@ def test_results_have_the_mode_of_new_files(odd_modes: OddModes, tmp_path: Path)
 def test_commands_write_what_the_umask_allows(
     odd_modes: OddModes, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, pets = tmp_path / "out", str(draw_pets(tmp_path / "pets", each=8))
+    out, pets = tmp_path / "out", str(draw_pets(tmp_path / "pets", each=2))
     bundle, om, records = str(tmp_path / "bundle"), str(out / "oms" / "clip.onnx"), str(out / "jobs" / "a.jsonl")
     places = (str(ROOT / "tests" / "fakes"), str(Path(sys.executable).parent), os.environ["PATH"])
     monkeypatch.setenv("PATH", os.pathsep.join(places))  # of the stand-in for ATC
