@@ -27,7 +27,7 @@ from llama_adapter.vision.errors import PictureError
 
 MAX_TURNS = 50  # of one chat
 
-_PREVIEW_SIDE = 1024  # pixels
+_PREVIEW_SIDE = 800  # pixels; the page shows at most 400 wide, on screens with up to two pixels for one
 _OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
 
 
