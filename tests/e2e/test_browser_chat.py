@@ -448,6 +448,9 @@ def test_text_is_readable_and_a_phone_needs_no_sideways_scrolling(open_page: Cal
             visit.screenshot(f"phone-{tab.lower()}-{'dark' if dark else 'light'}")
     expect(visit.page.locator("#about-state")).to_contain_text("Ready.")
     expect(visit.page.locator("#about-model")).to_contain_text(visit.served.service.info.digest)
+    visit.open_tab("Chat")
+    log = visit.page.locator("#chat-log .la-scroll")
+    assert log.evaluate("(one) => { document.querySelector('.la-picture').remove(); return one.clientHeight; }") > 400
 
 
 def assert_readable(visit: Visit, *places: str) -> None:
