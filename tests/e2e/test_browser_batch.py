@@ -101,7 +101,10 @@ def test_pictures_a_zip_and_a_corrupt_file_are_answered_shown_and_downloaded(vis
     expect(visit.page.locator("#batch-failed li")).to_contain_text("broken.jpg")
     for name in ("broken.jpg", "01-yellow-moon-green-cross.png", "out.png"):
         expect(visit.page.locator("bdi").filter(has_text=name).locator("visible=true")).to_have_count(1)
-    expect(visit.page.locator(".la-batch-text").first).to_have_css("unicode-bidi", "plaintext")
+    text = visit.page.locator(".la-batch-text").first
+    expect(text).to_have_css("unicode-bidi", "plaintext")
+    text.evaluate("(one) => { one.textContent = 'word '.repeat(500); }")
+    expect(text).to_have_css("overflow-y", "auto")  # a long answer can be read
     # No results are hidden behind an inner edge.
     assert visit.page.locator(".la-batch-grid").evaluate("one => one.scrollHeight - one.clientHeight") == 0
     visit.screenshot("batch")

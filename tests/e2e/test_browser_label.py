@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.service_bench.process import ServerProcess
-from tests.app.serving.web.browser import SAMPLES, Browser, expect
+from tests.app.serving.web.browser import SAMPLES, Browser, expect, is_in_window
 
 pytestmark = pytest.mark.slow
 
@@ -85,12 +85,25 @@ def test_pictures_are_labelled_by_keyboard(browser: Browser, folder: Path, serve
     assert rows(folder)[2] == {"picture": names[2], "label": proposed}
     labeller.press("Backspace")
     labeller.label()
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert is_in_window(labeller, ".la-label figure"), "on a phone"
+    assert is_in_window(labeller, "[data-action=accept]"), "on a phone"
     page.get_by_role("button", name=labeller.colour, exact=False).first.click()
     expect(count).to_contain_text("4 / 13")
     expect(page.locator(".la-label figure")).to_be_focused()
     skipped = labeller.name
     labeller.press("s")
     expect(count).to_contain_text("1 skipped")
+    pressed = (
+        ("ы", "KeyS", "2 skipped"),
+        ("&", "Digit1", "5 / 13"),
+        ("г", "KeyU", "4 / 13"),
+        ("г", "KeyU", "1 skipped"),
+    )
+    for key, code, told in pressed:  # on a Russian and on a French keyboard
+        options = {"key": key, "code": code, "bubbles": True}
+        page.evaluate("(options) => document.body.dispatchEvent(new KeyboardEvent('keydown', options))", options)
+        expect(count).to_contain_text(told)
 
     while page.locator(".la-label").get_attribute("data-picture"):
         labeller.label()

@@ -1,7 +1,6 @@
 """`label`."""
 
 import argparse
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -88,6 +87,5 @@ def _open_page(
     from llama_adapter.app.serving.web.label_session import LabelSession
     from llama_adapter.app.serving.web.labelling import build_labelling
 
-    logging.getLogger("llama_adapter.access").setLevel(logging.WARNING)  # no line for every key
     with closing(LabelSession(service, pictures, table, question=question, choices=choices)) as session:
         yield build_labelling(session)

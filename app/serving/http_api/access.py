@@ -124,7 +124,7 @@ class AccessLog:
         fields = {name: value for name, value in fields.items() if value != ""}
         tokens = f"{visit.prompt_tokens}+{visit.completion_tokens} tokens"
         more = "".join(f", {name} {fields[name]}" for name in _IN_TEXT if name in fields)
-        level = logging.DEBUG if method == "GET" and route == "other" and status < 400 else logging.INFO  # of the page
+        level = logging.DEBUG if route == "other" and status < 400 else logging.INFO  # of the page, which polls
         _access_log.log(
             level,
             "%s %s %d %.0f ms, %s, %s%s",

@@ -39,10 +39,12 @@ MAX_FILES: Final = 8  # files of one choice, until one of them is a picture
 _ALONE: Final = "Each question stands alone: the model does not see the earlier ones."
 _TOGETHER: Final = "The model sees the earlier questions and answers of this chat too."
 _WITHOUT: Final = "Without a picture"
-# A random key of the browser's tab, which a reload and going back keep.
+_FORGOTTEN: Final = "The server was restarted since, and has no earlier questions of this tab."
+# A random key of the browser's tab, which a reload and going back keep, and `+` if the tab had it before.
 _TOKEN: Final = """(_, session) => {
     try {
-        return [sessionStorage.llamaAdapterChat ??= crypto.getRandomValues(new Uint32Array(4)).join('-'), session];
+        const key = sessionStorage.llamaAdapterChat, made = crypto.getRandomValues(new Uint32Array(4)).join('-');
+        return [key ? `${key}+` : (sessionStorage.llamaAdapterChat = made), session];
     } catch {
         return [null, session]; // the browser stores nothing
     }
@@ -147,12 +149,15 @@ class ChatEvents:
         """A page was opened or reloaded: continues the chat that its tab of the browser had before."""
         if not isinstance(token, str) or not 16 <= len(token) <= 100:
             return [gr.skip()] * 8
-        before = self._kept.pop(token, None)
-        self._kept[token] = session
+        key = token.removesuffix("+")
+        before = self._kept.pop(key, None)
+        self._kept[key] = session
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):
-            return [gr.skip(), session, *[gr.skip()] * 6]
+            is_forgotten = before is None and key != token
+            told = render("parts", "status", text=_FORGOTTEN) if is_forgotten else gr.skip()
+            return [gr.skip(), session, *[gr.skip()] * 5, told]
         shown = self._shown(session)
         shown[0] = conversation(session.turns, is_text=session.is_text, is_restored=True)
         return [session.is_text, session, self.picture(session), *shown, ""]

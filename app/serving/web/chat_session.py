@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import compress
 
-import numpy as np
 from PIL import Image
 
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.pictures.reading.process_pool import ReadingProcessError
+from llama_adapter.app.pictures.reading.views import data_address
 from llama_adapter.app.serving.online.reading_pool import ReadingDroppedError
 from llama_adapter.app.serving.online.request_handle import Ask
 from llama_adapter.app.serving.online.service import Service
@@ -27,8 +27,7 @@ from llama_adapter.vision.errors import PictureError
 
 MAX_TURNS = 50  # of one chat
 
-_SHOWN_BY_BROWSERS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".avif")
-_PREVIEW_SIDE = 1024  # pixels
+_PREVIEW_SIDE = 800  # pixels; the page shows at most 400 wide, on screens with up to two pixels for one
 _OVERTAKEN = Problem(exit_code=ExitCode.INTERRUPTED, http_status=499, sentence="Stopped for the next question.")
 
 
@@ -37,7 +36,7 @@ class PickedPicture:
     """The picture that questions are about. Its bytes stay in the file."""
 
     source: str  # path of the uploaded file
-    shown: str  # path of the file that the page shows: the same, or a preview if browsers do not show its format
+    shown: str  # a `data:` address of what the page shows: upright, on white, the first frame of an animation
     name: str
     width: int  # in pixels, after EXIF rotation
     height: int
@@ -133,7 +132,7 @@ class ChatSession:
 async def look(
     service: Service, file: Upload, *, client: str, is_wanted: Callable[[], bool] = lambda: True
 ) -> PickedPicture:
-    """Read an uploaded picture: its size and the file to show.
+    """Read an uploaded picture: its size and what to show.
 
     Reading ends early if `is_wanted` returns False. Raises PictureError if the picture cannot be read, and
     ServiceError if the service is busy or unavailable.
@@ -147,20 +146,12 @@ async def look(
         raise _not_read(name) from None
     if view.pixels is None:
         raise _not_read(name) if view.error is None else PictureError("unreadable", view.error.message)
-    shown = path
-    if Path(path).suffix.lower() not in _SHOWN_BY_BROWSERS:
-        shown = await asyncio.to_thread(_write_preview, view.pixels, beside=Path(path))
+    shown = await asyncio.to_thread(data_address, Image.fromarray(view.pixels))
     return PickedPicture(source=path, shown=shown, name=name, width=view.width, height=view.height, num_bytes=len(data))
 
 
 def _not_read(name: str) -> PictureError:
     return PictureError("unreadable", f"The server could not read `{name}` in time; choose it again later.")
-
-
-def _write_preview(pixels: np.ndarray, *, beside: Path) -> str:
-    path = beside.with_name(f"{beside.stem}.preview.webp")
-    Image.fromarray(pixels).save(path, "WEBP", quality=85)
-    return str(path)
 
 
 async def answer_turns(
@@ -227,9 +218,14 @@ async def answer_turns(
 
 
 def _answered(earlier: Sequence[Turn], asked: Turn) -> list[Turn]:
-    """The turns before a question that were answered: without a picture, if it is asked without one."""
-    answered = [turn for turn in earlier if turn.answer is not None and turn.answer.error is None]
-    return [turn for turn in answered if turn.is_text or not asked.is_text]
+    """The turns before a question with an answer that is shown, also one that was cut short.
+
+    They are turns without a picture, if the question is asked without one.
+    """
+    errors = [None if turn.answer is None else turn.answer.error for turn in earlier]
+    is_shown = [error is None or error.code in ("cancelled", "deadline") for error in errors]
+    shown = [turn for turn in compress(earlier, is_shown) if turn.text]
+    return [turn for turn in shown if turn.is_text or not asked.is_text]
 
 
 def _dialogue(seen: Sequence[Turn], asked: Turn) -> Dialogue:

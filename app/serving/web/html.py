@@ -6,7 +6,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -55,11 +54,6 @@ def named(text: str, *, max_chars: int = 80) -> Markup:
         half = (max_chars - 1) // 2
         text = f"{text[:half]}…{text[-half:]}"
     return Markup("<bdi>{}</bdi>").format(text)
-
-
-def file_address(path: str) -> str:
-    """The address of an uploaded file, relative to the page."""
-    return f"gradio_api/file={quote(path)}"
 
 
 def coded(text: str) -> Markup:
@@ -120,7 +114,6 @@ _environment.filters.update(
     coded=coded,
     counted=counted,
     duration=duration,
-    file_address=file_address,
     ms=milliseconds,
     named=named,
     percent=percent,

@@ -39,8 +39,9 @@ element.addEventListener('click', ({target}) => {
 
 document.addEventListener('keydown', (event) => {
     if (!view() || event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
-    const key = event.key.toLowerCase();
-    if (event.target.closest('button, summary, input, textarea') && (key === 'enter' || key === ' ')) return; // presses it
+    // A French keyboard has digits with Shift only, and a Russian one has no Latin letters: the place of the key counts.
+    const key = (/^[a-z\d]+$/i.test(event.key) ? event.key : event.code.replace(/^(Digit|Key)/, '')).toLowerCase();
+    if (event.target.closest('button, summary, input, textarea') && key === 'enter') return; // presses it
     const pressed = key in OTHERS ? button(`[data-action=${OTHERS[key]}]`) : button(`[aria-keyshortcuts="${CSS.escape(key)}"]`);
     if (!pressed) return;
     event.preventDefault();

@@ -120,11 +120,13 @@ element.addEventListener('click', (event) => {
 
 // Drop and Ctrl+V anywhere on the page
 
-const brings = (transfer) => element.offsetParent !== null && Array.from(transfer?.types ?? []).includes('Files');
+const brings = (transfer) => Array.from(transfer?.types ?? []).includes('Files');
+const isSeen = () => element.offsetParent !== null;
 for (const kind of ['dragenter', 'dragover', 'dragleave', 'drop']) {
     document.addEventListener(kind, (event) => {
         if (!brings(event.dataTransfer)) return;
         event.preventDefault(); // the browser would open the file in place of the page
+        if (!isSeen()) return;
         root().classList.toggle('is-target', kind === 'dragover');
         if (kind !== 'drop') return;
         const items = Array.from(event.dataTransfer.items).filter((item) => item.kind === 'file');
@@ -138,7 +140,7 @@ for (const kind of ['dragenter', 'dragover', 'dragleave', 'drop']) {
 const isText = (data) => new DOMParser().parseFromString(data.getData('text/html'), 'text/html').body.textContent.trim() !== '';
 const takesText = (target) => target.closest('textarea, input:not([type=range], [type=radio], [type=checkbox], [type=file])');
 document.addEventListener('paste', (event) => {
-    if (!brings(event.clipboardData) || (takesText(event.target) && isText(event.clipboardData))) return;
+    if (!isSeen() || !brings(event.clipboardData) || (takesText(event.target) && isText(event.clipboardData))) return;
     event.preventDefault();
     take(Array.from(event.clipboardData.files));
 });
@@ -161,7 +163,7 @@ async function photograph() {
     shutter.disabled = true; // until there is something to take
     video.onloadeddata = () => { shutter.disabled = false; };
     try {
-        video.srcObject = await navigator.mediaDevices.getUserMedia({video: true});
+        video.srcObject = await navigator.mediaDevices.getUserMedia({video: {facingMode: 'environment'}});
     } catch {
         return tell('The browser gives this page no camera.', {role: 'alert'});
     }

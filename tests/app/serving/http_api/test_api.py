@@ -92,6 +92,18 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in records if record.thread == records[-1].thread]
 
 
+def test_what_the_page_loads_and_polls_is_logged_for_debugging(
+    service: StubService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="llama_adapter")
+    api = create_api(service, settings=ApiSettings())  # type: ignore[arg-type]
+    api.mount("/", PlainTextResponse("page"))
+    with served(api) as url:
+        for method, path in (("GET", "/"), ("POST", "/gradio_api/run/predict"), ("GET", "/health")):
+            httpx.request(method, f"{url}{path}", trust_env=False)
+    assert [record.levelname for record in logged(caplog)] == ["DEBUG", "DEBUG", "INFO"]
+
+
 def test_log_and_metrics_have_each_request_by_its_route_and_nothing_of_what_was_asked(
     service: StubService, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -126,9 +126,9 @@ _BRING = """([kind, files, texts]) => {
     const options = {bubbles: true, cancelable: true};
     if (kind === 'paste') {
         return document.activeElement.dispatchEvent(new ClipboardEvent('paste', {...options, clipboardData: transfer}));
-    } else for (const step of ['dragenter', 'dragover', 'drop']) {
-        document.body.dispatchEvent(new DragEvent(step, {...options, dataTransfer: transfer}));
     }
+    const drag = (step) => document.body.dispatchEvent(new DragEvent(step, {...options, dataTransfer: transfer}));
+    return ['dragenter', 'dragover', 'drop'].map(drag).includes(true);
 }"""
 
 
@@ -188,7 +188,7 @@ class Visit:
     def bring(self, kind: str, *files: Path | dict[str, Any], texts: dict[str, str] | None = None) -> bool | None:
         """Drop or paste (`kind`) files, given as paths or as dictionaries with name, mimeType and buffer.
 
-        `texts` are those beside them, by their types. Returns whether the browser itself pastes.
+        `texts` are those beside them, by their types. Returns whether the browser itself pastes or opens them.
         """
         sent = [file if isinstance(file, dict) else {"name": file.name, "buffer": file.read_bytes()} for file in files]
         # As a list of numbers, a megabyte would take ten seconds to reach the browser.
@@ -277,7 +277,7 @@ def expect(locator: Any) -> Any:
     return expect(locator)
 
 
-def is_in_window(visit: Visit, selector: str) -> bool:
+def is_in_window(visit: Any, selector: str) -> bool:
     """Whether the whole element is visible without scrolling."""
     box, window = visit.page.locator(selector).bounding_box(), visit.page.viewport_size
     right, bottom = box["x"] + box["width"], box["y"] + box["height"]

@@ -1,14 +1,16 @@
 """A chat without Gradio: uploaded files, showing a picture, a growing answer, and possible failures."""
 
 import asyncio
+import base64
 import dataclasses
 import functools
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.prompts import Dialogue
@@ -31,7 +33,7 @@ from llama_adapter.app.serving.web.uploads import (
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptTooLongError
 from llama_adapter.vision.errors import PictureError
-from tests.app.serving.http_api.live import StubService, answer
+from tests.app.serving.http_api.live import StubService, answer, failed
 
 MOON = sample_pictures() / "01-yellow-moon-green-cross.png"
 
@@ -142,22 +144,27 @@ def look_at(service: Service, data: bytes, name: str, *, uploads: Path) -> Picke
     return asyncio.run(look(service, Upload(path=str(path), name=f"folder/{name}"), client="test"))
 
 
-def packed(kind: str, image: Image.Image) -> bytes:
+def packed(kind: str, image: Image.Image, **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
 @pytest.mark.slow
-def test_a_look_at_a_picture_gives_its_size_and_a_file_that_browsers_show(service: Service, uploads: Path) -> None:
-    seen = look_at(service, MOON.read_bytes(), "moon.png", uploads=uploads)
-    assert (seen.name, seen.width, seen.height, seen.num_bytes) == ("moon.png", 224, 224, MOON.stat().st_size)
-    assert seen.shown == seen.source
-
-    seen = look_at(service, packed("TIFF", Image.new("I;16", (300, 200))), "deep.tiff", uploads=uploads)
-    assert (seen.width, seen.height) == (300, 200)
-    with Image.open(seen.shown) as preview:
-        assert (preview.format, preview.size) == ("WEBP", (300, 200))
+def test_a_look_at_a_picture_gives_its_size_and_what_every_browser_shows(service: Service, uploads: Path) -> None:
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    for name, data, size in (
+        ("moon.png", MOON.read_bytes(), (224, 224)),
+        ("tiff.jpg", packed("TIFF", Image.new("I;16", (300, 200))), (300, 200)),
+        ("turned.webp", packed("WEBP", Image.new("RGB", (300, 200)), exif=turned), (200, 300)),  # Chromium: as stored
+    ):
+        seen = look_at(service, data, name, uploads=uploads)
+        assert (seen.name, seen.width, seen.height, seen.num_bytes) == (name, *size, len(data))
+        head, _, code = seen.shown.partition(",")
+        assert head == "data:image/jpeg;base64"
+        with Image.open(io.BytesIO(base64.b64decode(code))) as preview:
+            assert preview.size == size
 
 
 @pytest.mark.slow
@@ -174,13 +181,14 @@ def test_a_look_at_a_picture_that_cannot_be_read_says_why(service: Service, uplo
 
 
 @pytest.mark.parametrize("sees_tokens", [False, True])
-def test_a_model_whose_template_has_turns_gets_those_that_were_answered(sees_tokens: bool, uploads: Path) -> None:
+def test_a_model_whose_template_has_turns_gets_those_whose_answers_are_shown(sees_tokens: bool, uploads: Path) -> None:
     service = StubService()
     service.info = dataclasses.replace(service.info, template="conversation", has_adapter=not sees_tokens)
     earlier = [
-        Turn(question="Hello", is_text=True, text="Hi.", answer=answer("Hi.")),
+        Turn(question="Hello", is_text=True, text="Hi.", answer=failed("cancelled", "Hi.")),  # stopped
         Turn(question="Is it red?", text="yes", answer=answer("yes")),  # about a picture
-        Turn(question="Stopped", is_text=True),
+        Turn(question="Stopped before its first word", is_text=True),
+        Turn(question="Failed", is_text=True, text="It", answer=failed("prompt", "It")),
     ]
 
     turns = turns_of(service, None, question="Why?", earlier=earlier)  # type: ignore[arg-type]
@@ -213,9 +221,9 @@ def test_the_oldest_turns_are_left_out_if_they_do_not_fit_with_an_answer() -> No
     service = NarrowService()
     service.info = dataclasses.replace(service.info, template="conversation", has_adapter=False)
     asked = functools.partial(turns_of, service, None)  # type: ignore[arg-type]
-    chat = [Turn(question=str(number), is_text=True, answer=answer("yes")) for number in range(5)]
+    chat = [Turn(question=str(number), is_text=True, text="yes", answer=answer("yes")) for number in range(5)]
 
-    chat.append(asked(question="5", earlier=chat)[-1])
+    chat.append(dataclasses.replace(asked(question="5", earlier=chat)[-1], text="yes"))
     assert [one.num_unseen for one in chat] == [0, 0, 0, 0, 0, 3]
     assert [text for _, text in service.asks[-1].prompt.turns[::2]] == ["3", "4"]  # type: ignore[union-attr]
 

@@ -99,6 +99,7 @@ def judged(index: int, probability: float, **changes: Any) -> Result:
         shown(text=EVIL),
         shown(answer=answer(text=EVIL)),
         shown(answer=answer(finish="error", error=AnswerError(code="truncated", message=EVIL))),
+        shown(text=EVIL, problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence="", hint="")),
         shown(problem=Problem(exit_code=ExitCode.USAGE, http_status=400, sentence=EVIL, hint=EVIL)),
         picture_of(dataclasses.replace(PICTURE, name=EVIL, shown=f"/{EVIL}")),
         picture_of(PICTURE, problems=[EVIL], notes=[EVIL]),
