@@ -38,11 +38,10 @@ def sizes_run(acl: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("dtype", "batch_sizes", "pictures", "calls"),
     [
-        ("float16", [1], slice(32), [1] * 32),
+        ("float16", [1], slice(2), [1] * 2),
         ("float16", [5], slice(32), [5] * 7),
-        ("float32", [1, 4, 8], slice(32), [8] * 4),
         ("float16", [1, 4, 8], slice(3, 6), [4]),
-        ("float16", [1, 4, 8], slice(3, 8), [4, 1]),
+        ("float32", [1, 4, 8], slice(3, 16), [8, 4, 1]),
     ],
 )
 @pytest.mark.proves("visual query of the reference", "OM")
@@ -152,7 +151,7 @@ def test_everything_happens_in_one_thread(acl: Any, num_encoders: int, tmp_path:
     om = make_om(tmp_path / "clip.om", [1, 4])
     encoders = [open_om(om) for _ in range(num_encoders)]
     threads = [
-        threading.Thread(target=lambda encoder=encoder: [encoder.encode(sample_pixels()[:5]) for _ in range(3)])
+        threading.Thread(target=lambda encoder=encoder: [encoder.encode(sample_pixels()[:2]) for _ in range(3)])
         for encoder in encoders * 2
     ]
     for thread in threads:
@@ -249,9 +248,7 @@ def test_an_unusable_installation_is_an_error(
     [
         ModuleNotFoundError("No module named 'aclruntime'", name="aclruntime"),
         ModuleNotFoundError("No module named 'attr'", name="attr"),
-        ModuleNotFoundError("No module named 'utils'", name="utils"),  # the index has an unrelated one
         SystemError("initialization failed"),
-        ImportError("undefined symbol: aclrtSetDeviceSatMode"),
     ],
     ids=str,
 )
