@@ -106,7 +106,7 @@ def test_its_rows_have_the_same_bits_alone_and_among_others(
         )
     finally:
         torch.set_num_threads(before)
-    linear_tests.test_a_layer_equals_the_one_it_is_made_of(kind, True, (30, 9000), 70, library)
+    linear_tests.test_a_layer_equals_the_one_it_is_made_of(kind, (30, 9000), 70, True, library)
 
 
 @pytest.fixture(name="python", scope="module")

@@ -138,7 +138,6 @@ def make_om(
     *,
     dtype: GraphDtype = "float16",
     sidecar: bool = True,
-    soc: str = SOC,
     **changes: Any,
 ) -> Path:
     """A fake OM of the embedded encoder, with gears if there are several batch sizes.
@@ -151,7 +150,7 @@ def make_om(
     header = {
         "batch_sizes": list(batch_sizes),
         "has_gears": has_gears,
-        "soc_version": soc,
+        "soc_version": SOC,
         "input": {"name": "input", "dtype": dtype, "shape": [batch, *card.input_shape], **changes.get("input", {})},
         "output": {"name": "output", "dtype": dtype, "shape": [batch, *card.output_shape], **changes.get("output", {})},
     }
@@ -165,7 +164,7 @@ def make_om(
                 input=Port(dtype=dtype, shape=(batch, *card.input_shape)),
                 batch_sizes=tuple(batch_sizes),
                 has_gears=has_gears,
-                soc_version=soc,
+                soc_version=SOC,
                 precision_mode="mixed_float16",
                 sha256=file_digest(path),
                 onnx_sha256=file_digest(onnx),

@@ -36,11 +36,22 @@ EPS = 1e-6
 # Triton finds kernels in it by their source, its own version and all options, so that a later run compiles only others.
 # Nothing is removed from it until `make clean`, which empties it.
 CACHE = Path(__file__).resolve().parents[3] / ".pytest_cache" / "triton"
-# Bits of weights and activations of products; what is computed behind a product does not depend on the bits.
-PRODUCTS = [*((bits, activation) for bits in (16, 8, 4) for activation in ("", "silu")), (8, "gelu_tanh")]
+# Rows, inputs and outputs of products. Each of them, and each number of bits, has every activation once: what is
+# computed behind a product does not depend on the bits.
+SHAPES = [(1, 192, 80), (16, 128, 48), (20, 192, 80), (3, 768, 80), (70, 256, 48)]
+PRODUCTS = [
+    (bits, ("", "silu", "gelu_tanh")[(place + number) % 3], *shape)
+    for place, bits in enumerate((16, 8, 4))
+    for number, shape in enumerate(SHAPES)
+]
 # Where a test chooses the blocks, tunings differ in how they pack 4 bits, and on a GPU in when their kernels start.
 NAMES = list(TUNINGS) if DEVICE == "cuda" else ["measured", "proposed"]
-PACKED = [(name, bits) for name in NAMES for bits in (16, 8, 4) if DEVICE == "cuda" or name == "measured" or bits == 4]
+PACKED = [
+    (name, bits, "silu" if bits == 8 or name == "proposed" else "")
+    for name in NAMES
+    for bits in (16, 8, 4)
+    if DEVICE == "cuda" or name == "measured" or bits == 4
+]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -77,10 +88,7 @@ def tuning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> T
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "activation"), PRODUCTS)
-@pytest.mark.parametrize(
-    ("num_rows", "num_inputs", "num_outputs"), [(1, 192, 80), (16, 128, 48), (20, 192, 80), (3, 768, 80), (70, 256, 48)]
-)
+@pytest.mark.parametrize(("bits", "activation", "num_rows", "num_inputs", "num_outputs"), PRODUCTS)
 @pytest.mark.usefixtures("tuning")
 def test_a_product_with_norm_activation_and_residual(
     bits: int, activation: str, num_rows: int, num_inputs: int, num_outputs: int, dtype: torch.dtype
@@ -102,8 +110,10 @@ def test_a_product_with_norm_activation_and_residual(
     torch.testing.assert_close(found.sums.sum(1), found.x.float().square().sum(1), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("bits", "activation"), PRODUCTS)
-@pytest.mark.parametrize("num_rows", [5, 40])
+@pytest.mark.parametrize(
+    ("num_rows", "bits", "activation"),
+    [(5, 16, ""), (40, 16, "silu"), (5, 8, "silu"), (40, 8, ""), (5, 4, ""), (40, 4, "gelu_tanh")],
+)
 @pytest.mark.usefixtures("tuning")
 def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, activation: str) -> None:
     step, dtype = Step(), torch.float16
@@ -127,8 +137,7 @@ def test_steps_of_few_and_of_more_rows(num_rows: int, bits: int, activation: str
     assert ((found - expected).norm() / expected.norm()).item() < 1e-3
 
 
-@pytest.mark.parametrize("activation", ["", "silu"])
-@pytest.mark.parametrize(("tuning", "bits"), PACKED, indirect=["tuning"])
+@pytest.mark.parametrize(("tuning", "bits", "activation"), PACKED, indirect=["tuning"])
 def test_programs_that_share_a_block_give_the_same_product_each_time(
     bits: int, activation: str, tuning: Tuning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,26 +265,26 @@ def test_attention_of_a_step(case: str, dtype: torch.dtype) -> None:
 
 
 ALL = slice(None)
-LONG: dict[str, tuple[int, int, int, list[int], dict[str, Any]]] = {
-    "short rows": (3, 3, 32, [0, 1, 63], {}),
-    "blocks": (3, 3, 20, [64, 65, 700], {"in_blocks": True}),
-    "groups": (3, 1, 12, [700], {"norm": "head", "num_queries": 0, "in_blocks": True}),
-    "all heads": (4, 2, 32, [700, 0, 64], {"norm": "all", "cap": 2.0}),
-    "window": (3, 1, 40, [65, 700, 256], {"window": 190, "cap": 2.0, "in_blocks": True}),
-    "one place": (2, 2, 16, [700, 64, 1], {"window": 1, "is_rotated": False}),
-    "highest first": (1, 1, 32, [700, 400], {"times": [("k", ALL, slice(64), 80.0)]}),
-    "highest in the middle": (1, 1, 32, [700, 400], {"times": [("k", ALL, slice(320, 384), 80.0)]}),
+# Query heads, heads of keys, their size, positions, and switches; then the places of a part.
+WINDOW = 3, 1, 40, [65, 540, 256], {"window": 190, "cap": 2.0, "in_blocks": True}
+LONG: dict[str, tuple[tuple[int, int, int, list[int], dict[str, Any]], int]] = {
+    "short rows": ((3, 3, 32, [0, 1, 63], {}), 64),
+    "blocks": ((3, 3, 20, [64, 65, 540], {"in_blocks": True}), 256),
+    "groups": ((3, 1, 12, [540], {"norm": "head", "num_queries": 0, "in_blocks": True}), 64),
+    "all heads": ((4, 2, 32, [540, 0, 64], {"norm": "all", "cap": 2.0}), 256),
+    "window over small parts": (WINDOW, 64),
+    "window over large parts": (WINDOW, 256),
+    "one place": ((2, 2, 16, [540, 64, 1], {"window": 1, "is_rotated": False}), 64),
+    "highest first": ((1, 1, 32, [540, 400], {"times": [("k", ALL, slice(64), 80.0)]}), 256),
+    "highest in the middle": ((1, 1, 32, [540, 400], {"times": [("k", ALL, slice(320, 384), 80.0)]}), 64),
 }
 
 
-@pytest.mark.parametrize("size", [64, 256])
 @pytest.mark.parametrize("case", LONG)
-def test_attention_in_parts_depends_on_no_order_of_programs(
-    case: str, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    *sizes, positions, switches = LONG[case]
+def test_attention_in_parts_depends_on_no_order_of_programs(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (*sizes, positions, switches), size = LONG[case]
     run = functools.partial(
-        attention_of, (*sizes, switches), positions, num_places=768, dtype=torch.float32, fused=True
+        attention_of, (*sizes, switches), positions, num_places=576, dtype=torch.float32, fused=True
     )
     whole = run()
     monkeypatch.setattr(triton_calls, "tuning", replace(triton_calls.MEASURED, part_places=size))
@@ -292,14 +301,14 @@ def test_attention_in_parts_depends_on_no_order_of_programs(
     monkeypatch.setattr(interpreter_builder, "set_grid_idx", begin_another)
     again = run()
 
-    expected = attention_of((*sizes, switches), positions, num_places=768, dtype=torch.float32, fused=False)
+    expected = attention_of((*sizes, switches), positions, num_places=576, dtype=torch.float32, fused=False)
     for one in (found, again):
         torch.testing.assert_close(one[0], whole[0], atol=4e-6, rtol=4e-6)
         torch.testing.assert_close(one[0], expected[0], atol=1e-5, rtol=1e-5)
         assert all(torch.equal(*both) for both in zip(one[1:], whole[1:], strict=True))
     assert torch.equal(found[0], again[0])
     assert not bool(triton_calls._tickets(found[0].device).any())
-    is_one_part = [min(position, switches.get("window", 768) + 63) <= size for position in positions]
+    is_one_part = [min(position, switches.get("window", 576) + 63) <= size for position in positions]
     assert torch.equal(found[0][is_one_part], whole[0][is_one_part])
 
 
@@ -315,7 +324,7 @@ def test_nan_in_a_part_gives_nan_in_exactly_its_row(changed: tuple[Any, ...], mo
     monkeypatch.setattr(torch.Tensor, "new_empty", filled)
     case = 2, 1, 16, {"times": [(*changed, nan)]}
 
-    found, *_ = attention_of(case, [700, 500, 100], num_places=768, dtype=torch.float32, fused=True)
+    found, *_ = attention_of(case, [540, 420, 100], num_places=576, dtype=torch.float32, fused=True)
 
     assert found.isnan().all(1).tolist() == found.isnan().any(1).tolist() == [False, True, False]
 

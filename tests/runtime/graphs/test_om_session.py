@@ -38,11 +38,10 @@ def sizes_run(acl: Any) -> list[int]:
 @pytest.mark.parametrize(
     ("dtype", "batch_sizes", "pictures", "calls"),
     [
-        ("float16", [1], slice(32), [1] * 32),
+        ("float16", [1], slice(2), [1] * 2),
         ("float16", [5], slice(32), [5] * 7),
-        ("float32", [1, 4, 8], slice(32), [8] * 4),
         ("float16", [1, 4, 8], slice(3, 6), [4]),
-        ("float16", [1, 4, 8], slice(3, 8), [4, 1]),
+        ("float32", [1, 4, 8], slice(3, 16), [8, 4, 1]),
     ],
 )
 @pytest.mark.proves("visual query of the reference", "OM")
@@ -152,7 +151,7 @@ def test_everything_happens_in_one_thread(acl: Any, num_encoders: int, tmp_path:
     om = make_om(tmp_path / "clip.om", [1, 4])
     encoders = [open_om(om) for _ in range(num_encoders)]
     threads = [
-        threading.Thread(target=lambda encoder=encoder: [encoder.encode(sample_pixels()[:5]) for _ in range(3)])
+        threading.Thread(target=lambda encoder=encoder: [encoder.encode(sample_pixels()[:2]) for _ in range(3)])
         for encoder in encoders * 2
     ]
     for thread in threads:
@@ -234,30 +233,21 @@ def om(tmp_path: Path) -> Path:
 # The installation
 
 
-@pytest.mark.parametrize("folders", [(), ("clash",), ("", "no_cann")])
-def test_an_unusable_installation_is_an_error(
-    install: Callable[..., None], om: Path, folders: tuple[str, ...], snapshot: SnapshotAssertion
+def test_an_unusable_installation_and_failures_of_the_import_are_explained(
+    install: Callable[..., None], om: Path, snapshot: SnapshotAssertion
 ) -> None:
-    install(*folders)
-    with pytest.raises(GraphError) as caught:
-        open_om(om)
-    assert f"{caught.value.message}\n    {caught.value.hint}" == snapshot
+    explained = [
+        import_failed(ModuleNotFoundError("No module named 'aclruntime'", name="aclruntime")),
+        import_failed(ModuleNotFoundError("No module named 'attr'", name="attr")),
+        import_failed(SystemError("initialization failed")),
+    ]
+    for folders in ((), ("clash",), ("", "no_cann")):
+        install(*folders)
+        with pytest.raises(GraphError) as caught:
+            open_om(om)
+        explained.append(caught.value)
 
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ModuleNotFoundError("No module named 'aclruntime'", name="aclruntime"),
-        ModuleNotFoundError("No module named 'attr'", name="attr"),
-        ModuleNotFoundError("No module named 'utils'", name="utils"),  # the index has an unrelated one
-        SystemError("initialization failed"),
-        ImportError("undefined symbol: aclrtSetDeviceSatMode"),
-    ],
-    ids=str,
-)
-def test_failures_of_the_import_are_explained(error: Exception, snapshot: SnapshotAssertion) -> None:
-    explained = import_failed(error)
-    assert f"{explained.message}\n    {explained.hint}" == snapshot
+    assert "\n".join(f"{error.message}\n    {error.hint}" for error in explained) == snapshot
 
 
 def test_what_the_import_printed_is_in_the_message(install: Callable[..., None], om: Path, tmp_path: Path) -> None:

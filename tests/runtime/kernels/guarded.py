@@ -14,7 +14,8 @@ from llama_adapter.runtime.devices.cpu_linear import NativeLinear
 from llama_adapter.runtime.kernels import library as kernels
 from llama_adapter.runtime.kernels.library import KINDS
 from tests.runtime.kernels.instruction_sets import library_for
-from tests.runtime.kernels.test_matrices import HEADS, layer, spread, stack
+from tests.runtime.kernels.test_linear import layer
+from tests.runtime.kernels.test_matrices import HEADS, spread, stack
 
 ROWS = (1, 9, 15, 17, 33, 50, 65, 130)
 _KEPT: list[mmap.mmap] = []
@@ -49,7 +50,7 @@ def main(name: str) -> None:
     kernels._allocated = allocated
     for kind in (torch.bfloat16, torch.int8, torch.uint8):
         for num_in in (96, 300) if kind != torch.uint8 else (96, 288):
-            native = NativeLinear(layer(kind, num_in), library=library)
+            native = NativeLinear(layer(kind, num_in=num_in, num_out=150), library=library)
             for num_rows in ROWS:
                 x = spread(num_rows, num_in)
                 for dtype, type_ in ((torch.float32, KINDS["float32"]), (torch.bfloat16, KINDS["bfloat16"])):

@@ -210,9 +210,6 @@ def test_instructions_that_no_compiler_knows_are_left_out(
 @pytest.mark.parametrize("is_prebuilt", [False, True])
 @pytest.mark.usefixtures("fit")
 def test_amx_is_not_named_where_the_system_refuses_it(is_prebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    best = INSTRUCTION_SETS[0]
-    monkeypatch.setattr(instruction_sets, "processor_flags", lambda: frozenset({*best.needed, *best.optional}))
-    monkeypatch.setattr(native, "choose_instructions", lambda: best)
     monkeypatch.setattr(native, "find_prebuilt", lambda _: Path("made") if is_prebuilt else None)
     monkeypatch.setattr(native, "compiled", lambda *_: Path("made"))
     for uses_amx, variant in ((True, "avx512+avx512_bf16+amx_int8"), (False, "avx512+avx512_bf16")):

@@ -25,10 +25,11 @@ from tests.llm.toys import NEEDS_KERNELS, toy_decoder
 from tests.runtime.kernels.instruction_sets import library_for
 from tests.runtime.kernels.integer_reference import GROUP, MIDDLE, int4_linear, int8_linear
 
-# Of inputs, with numbers of outputs. The rows of 9000 are summed in parts, which are larger for many rows.
-SHAPES = [((1, 48), 80), ((5, 48), 64), ((2, 7, 128), 1), ((97, 132), 65), ((200, 300), 200), ((0, 48), 80)]
-SHAPES += [((7, 4), 130), pytest.param((30, 9000), 70, id="long_rows")]
-SHAPES += [pytest.param((60, 9000), 70, id="many_long_rows")]
+# Of inputs, with numbers of outputs, and whether there is a bias. Rows of 9000 are summed in parts, which are larger
+# for many rows.
+SHAPES = [((1, 48), 80, True), ((5, 48), 64, False), ((2, 7, 128), 1, True), ((97, 132), 65, False)]
+SHAPES += [((200, 300), 200, True), ((0, 48), 80, True), ((7, 4), 130, False)]
+SHAPES += [pytest.param((30, 9000), 70, True, id="long_rows"), pytest.param((60, 9000), 70, False, id="many_long_rows")]
 KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8, "int4": torch.uint8}
 
 
@@ -92,10 +93,9 @@ def activations(*shape: int, kind: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("shape", "num_out"), SHAPES)
+@pytest.mark.parametrize(("shape", "num_out", "bias"), SHAPES)
 def test_a_layer_equals_the_one_it_is_made_of(
-    kind: torch.dtype, bias: bool, shape: tuple[int, ...], num_out: int, library: Library
+    kind: torch.dtype, shape: tuple[int, ...], num_out: int, bias: bool, library: Library
 ) -> None:
     shape = (*shape[:-1], inputs(kind, shape[-1]))
     linear = layer(kind, num_in=shape[-1], num_out=num_out, bias=bias)

@@ -19,6 +19,7 @@ from llama_adapter.runtime.schemes.layers import store_parts
 from llama_adapter.runtime.schemes.scheme import scheme_of
 from llama_adapter.vision.block import Block
 from tests.runtime.kernels.instruction_sets import EMULATED_AMX, EmulatedAmx, emulated_amx, library_for
+from tests.runtime.kernels.test_linear import layer
 
 ROWS = (9, 10, 16, 17, 33, 50, 65, 130)  # vectors compute fewer than 10 rows of integers; a part has 64 rows
 HEADS = 2
@@ -34,15 +35,6 @@ def emulated_fixture() -> EmulatedAmx:
     return emulated_amx()
 
 
-def layer(kind: torch.dtype, num_in: int) -> nn.Linear:
-    torch.manual_seed(num_in)
-    linear = nn.Linear(num_in, 150).requires_grad_(False)
-    if (scheme := scheme_of(kind)) is None:
-        return linear.to(kind)
-    store_parts(linear, scheme.quantise(linear.weight))
-    return linear
-
-
 def spread(num_rows: int, num_in: int) -> torch.Tensor:
     """Activations whose groups have scales of several sizes."""
     x = torch.randn(num_rows, num_in, generator=torch.Generator().manual_seed(3))
@@ -54,7 +46,7 @@ def spread(num_rows: int, num_in: int) -> torch.Tensor:
 def test_integers_have_the_bits_of_vectors(
     kind: torch.dtype, num_in: int, vectors: Library, emulated: EmulatedAmx
 ) -> None:
-    linear, x = layer(kind, num_in), spread(max(ROWS), num_in)
+    linear, x = layer(kind, num_in=num_in, num_out=150), spread(max(ROWS), num_in)
     ours, expected = (NativeLinear(linear, library=library) for library in (emulated, vectors))
 
     for num_rows in ROWS:
@@ -74,18 +66,8 @@ def stack(kind: torch.dtype, library: Library, *, head_dim: int) -> Blocks:
     install_kernels(module, library=library)
     arrays = kernel_arrays(nn.ModuleDict({"blocks": module}))
     assert arrays is not None
-    return Blocks(
-        arrays,
-        "blocks",
-        count=2,
-        width=width,
-        hidden_dim=256,
-        num_heads=HEADS,
-        activation="quick_gelu",
-        eps=1e-5,
-        dtype="float32",
-        library=library,
-    )
+    sizes = {"count": 2, "width": width, "hidden_dim": 256, "num_heads": HEADS}
+    return Blocks(arrays, "blocks", **sizes, activation="quick_gelu", eps=1e-5, dtype="float32", library=library)
 
 
 def test_wide_groups_of_an_encoder_have_the_bits_of_vectors(vectors: Library, emulated: EmulatedAmx) -> None:
@@ -116,7 +98,8 @@ def test_the_emulation_has_the_bits_of_the_processor(kind: torch.dtype, emulated
     amx = library_for("avx512", ("avx512_bf16", "amx_int8"))
     if not amx.uses_amx:
         pytest.skip("the system refuses AMX")
-    linear, x = layer(kind, 288), spread(130, 288)  # float32 results, which show the order of additions
+    # The results are float32, which shows the order of additions.
+    linear, x = layer(kind, num_in=288, num_out=150), spread(130, 288)
     ours, expected = (NativeLinear(linear, library=library) for library in (emulated, amx))
 
     for num_rows in (1, 5, *ROWS):
@@ -131,15 +114,16 @@ def test_without_leave_of_the_system_vectors_compute(vectors: Library) -> None:
 
         from llama_adapter.runtime.devices.cpu_linear import NativeLinear
         from tests.runtime.kernels.instruction_sets import emulated_amx
-        from tests.runtime.kernels.test_matrices import layer, spread
+        from tests.runtime.kernels.test_linear import layer
+        from tests.runtime.kernels.test_matrices import spread
 
-        native = NativeLinear(layer(torch.bfloat16, 300), library=emulated_amx())
+        native = NativeLinear(layer(torch.bfloat16, num_in=300, num_out=150), library=emulated_amx())
         sys.stdout.write(repr(native(spread(20, 300)).tolist()))
     """
     command = ["/usr/bin/env", "NO_MATRICES=1", sys.executable, "-c", textwrap.dedent(program)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
 
-    linear, x = layer(torch.bfloat16, 300), spread(20, 300)
+    linear, x = layer(torch.bfloat16, num_in=300, num_out=150), spread(20, 300)
     assert done.stdout == repr(NativeLinear(linear, library=vectors)(x).tolist())
     assert done.stdout != repr(NativeLinear(linear, library=emulated_amx())(x).tolist())
 

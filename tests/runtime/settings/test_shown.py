@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_adapter.app.command_line.main import build_parser, load_settings
@@ -15,7 +15,6 @@ from llama_adapter.app.command_line.settings_file import read_settings
 from llama_adapter.runtime.settings.shown import format_settings, json_schema
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=())))
 def test_any_text_is_read_back_from_a_file(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.getbasetemp() / "run.yaml"

@@ -171,7 +171,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
     [
         BOMB.encode(),
         b"a: &a [*a]",
-        b"a: " + b"[" * 5000,
+        b"a: " + b"[" * 2000,
         b"a: 1\n" * MAX_CONFIG_BYTES,
         b"a: 1\na: 2",
         b"a: \xff",

@@ -143,11 +143,11 @@ def rewrite(
 
 
 def test_tensors_are_mapped_from_the_file(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(40_000_000)}, tmp_path / "x.pt")
+    torch.save({"a": torch.zeros(10_000_000)}, tmp_path / "x.pt")
     before = resident()
     tensor = read_tensor_file(tmp_path / "x.pt").tensors["a"]
 
-    assert resident() - before < 20e6
+    assert resident() - before < 10e6
     assert not tensor[::1000].any()
 
 
@@ -304,13 +304,13 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -
     rewrite(
         CLIP,
         tmp_path / "clip.pt",
-        lambda name, data: bytes(200_000_000) if name.endswith("data.pkl") else data,
+        lambda name, data: bytes(50_000_000) if name.endswith("data.pkl") else data,
         method=zipfile.ZIP_DEFLATED,
     )
     before = resident()
     with pytest.raises(CheckpointError, match="archive with compressed members"):
         read_tensor_file(tmp_path / "clip.pt", torchscript=True)
-    assert resident() - before < 100e6
+    assert resident() - before < 25e6
 
 
 @pytest.mark.parametrize("value", [{"a": 1.5, "b": [None, True, (1, -2, 70_000, 1 << 40)]}, "text", 3, []])
