@@ -140,7 +140,8 @@ class AccessLog:
 
 
 def kind_and_place(error: Exception) -> str:
-    """The type of an exception and its innermost three frames. Messages may quote the request, so they are left out."""
+    """The type, the system's reason and the innermost three frames. Messages are left out: they may quote requests."""
     places = traceback.extract_tb(error.__traceback__)[-3:]
     shown = " < ".join(f"{place.name} ({place.filename}:{place.lineno})" for place in reversed(places))
-    return f"{type(error).__name__} in {shown}"
+    reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+    return f"{type(error).__name__}{reason} in {shown}"
