@@ -68,18 +68,16 @@ def private_uploads() -> Iterator[Path]:
     """
     with partial_folder(Path(tempfile.gettempdir()) / "llama-adapter-web") as folder:
         folder.chmod(0o700)
-        before = {name: os.environ.get(name) for name in _FOLDER_VARIABLES}
+        before = {name: os.environ[name] for name in _FOLDER_VARIABLES if name in os.environ}
         for name, part in zip(_FOLDER_VARIABLES, ("uploads", "examples"), strict=True):
             (folder / part).mkdir()
             os.environ[name] = str(folder / part)
         try:
             yield folder / "uploads"
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            for name in _FOLDER_VARIABLES:
+                del os.environ[name]
+            os.environ.update(before)
 
 
 def uploaded(path: str | None) -> Path | None:
