@@ -41,7 +41,7 @@ from llama_adapter.app.serving.http_api.file_store import (
     remove,
 )
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS
-from llama_adapter.app.serving.online.room import Room
+from llama_adapter.app.serving.online.room import Room, cancel_all
 from llama_adapter.runtime.record_lines import MAX_RECORD_BYTES, RecordFileError, read_lines
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -147,15 +147,8 @@ class Batches(ObjectFolder[Batch]):
 
     def __exit__(self, *_: object) -> None:
         """Stop; unfinished batches continue when the folder is opened again."""
-
-        async def stop() -> None:
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
         with suppress(TimeoutError):  # a record may be waiting for a slow disk
-            asyncio.run_coroutine_threadsafe(stop(), self._loop).result(10.0)
+            asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10.0)
         if not self._thread.is_alive():

@@ -118,14 +118,14 @@ class BoundedUploads(route_utils.GradioMultiPartParser):
 
 @contextmanager
 def bounded_uploads() -> Iterator[None]:
-    """Inside this context, Gradio parses uploads with `BoundedUploads`, and goes on deleting old ones after a failure.
+    """Inside this context, Gradio parses uploads with `BoundedUploads`, and deletes old ones also after an error.
 
-    Gradio has no setting for this. It would delete no more files after one was uploaded while it did so.
+    Gradio has no setting for this.
     """
     before, delete = route_utils.GradioMultiPartParser, route_utils.delete_files_created_by_app
 
     def try_to_delete(blocks: gr.Blocks, age: int | None) -> None:
-        with suppress(RuntimeError, OSError):  # a file came meanwhile, or cannot be deleted
+        with suppress(RuntimeError, OSError):  # a file came meanwhile: Gradio would delete no more
             delete(blocks, age)
 
     route_utils.GradioMultiPartParser = BoundedUploads  # type: ignore[misc]
