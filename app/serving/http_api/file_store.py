@@ -87,8 +87,7 @@ class ObjectFolder(Generic[Kind]):
     def all(self, *, owner: str | None) -> list[Kind]:
         """The objects that `owner` may see, oldest first."""
         with self.lock:
-            found = [one for one in self._objects.values() if owner in (None, one.owner)]
-        return sorted(found, key=lambda one: one.created_at)
+            return [one for one in self._objects.values() if owner in (None, one.owner)]
 
     def _about(self, object_id: str) -> Path:
         return self._folder / f"{object_id}.json"
