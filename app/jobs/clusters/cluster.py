@@ -212,16 +212,15 @@ def kept_on_this_machine(address: str) -> Iterator[None]:
             added[_FOLDER] = str(_private_folder())
     elif not os.environ.get("RAY_NUM_REDIS_GET_RETRIES"):
         ray_constants.NUM_REDIS_GET_RETRIES = _TRIES
-    before = {name: os.environ.get(name) for name in added}
+    before = {name: os.environ[name] for name in added if name in os.environ}
     os.environ.update(added)
     _read_again()
     try:
         yield
     finally:
         for name in added:
-            os.environ.pop(name)
-            if (value := before[name]) is not None:
-                os.environ[name] = value
+            del os.environ[name]
+        os.environ.update(before)
         ray_constants.NUM_REDIS_GET_RETRIES = tries
         _read_again()
 

@@ -4,6 +4,7 @@ The log never holds the content of a request or an answer: no text, no picture, 
 is served it holds the path.
 """
 
+import asyncio
 import logging
 import time
 import traceback
@@ -17,8 +18,9 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.serving.http_api.bodies import path_of
-from llama_adapter.app.serving.http_api.errors import CLIENT_GONE, ERROR_CODE, ApiError
+from llama_adapter.app.serving.http_api.errors import CLIENT_GONE, ERROR_CODE, ApiError, of_answer
 from llama_adapter.app.serving.http_api.metrics import Metrics
+from llama_adapter.app.serving.online.base import CANCELLED
 from llama_adapter.runtime.terminal.logs import FIELDS
 
 _access_log = logging.getLogger("llama_adapter.access")
@@ -89,6 +91,9 @@ class AccessLog:
 
         try:
             await self.app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the server ends, and the request had not arrived
+            if not visit.status:
+                await of_answer(CANCELLED).response()(scope, receive, send_with_id)
         except Exception as error:
             is_stalled = isinstance(error, TimeoutError) and visit.status > 0  # see `AnswerResponse`
             if is_stalled or isinstance(error, ClientDisconnect):
@@ -122,25 +127,24 @@ class AccessLog:
             "path": path_of(scope)[:_MOST_CHARACTERS] if status == 404 and route == "other" else "",
         }
         fields = {name: value for name, value in fields.items() if value != ""}
-        tokens = f"{visit.prompt_tokens}+{visit.completion_tokens} tokens"
         more = "".join(f", {name} {fields[name]}" for name in _IN_TEXT if name in fields)
         level = logging.DEBUG if route == "other" and status < 400 else logging.INFO  # of the page, which polls
         _access_log.log(
             level,
-            "%s %s %d %.0f ms, %s, %s%s",
-            *(method, route, status, elapsed_ms, tokens, visit.id, more),
+            "%s %s %d %.0f ms, %d+%d tokens, %s%s",
+            *(method, route, status, elapsed_ms, visit.prompt_tokens, visit.completion_tokens, visit.id, more),
             extra={FIELDS: fields},
         )
 
     def _route(self, scope: Scope) -> str:
         if path_of(scope) in self._paths:  # needs no route: a guard may have answered before routing
             return path_of(scope)
-        path = getattr(scope.get("route"), "path", None)
-        return path if isinstance(path, str) and path else "other"
+        return getattr(scope.get("route"), "path", "") or "other"
 
 
 def kind_and_place(error: Exception) -> str:
-    """The type of an exception and its innermost three frames. Messages may quote the request, so they are left out."""
+    """The type, the system's reason and the innermost three frames. Messages are left out: they may quote requests."""
     places = traceback.extract_tb(error.__traceback__)[-3:]
     shown = " < ".join(f"{place.name} ({place.filename}:{place.lineno})" for place in reversed(places))
-    return f"{type(error).__name__} in {shown}"
+    reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+    return f"{type(error).__name__}{reason} in {shown}"

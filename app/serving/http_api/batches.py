@@ -41,7 +41,7 @@ from llama_adapter.app.serving.http_api.file_store import (
     remove,
 )
 from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS
-from llama_adapter.app.serving.online.room import Room
+from llama_adapter.app.serving.online.room import Room, cancel_all
 from llama_adapter.runtime.record_lines import MAX_RECORD_BYTES, RecordFileError, read_lines
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 
@@ -62,21 +62,17 @@ _Count = Annotated[int, Field(ge=0, le=MAX_ROWS)]
 _FINISHED: Final = ("completed", "failed", "cancelled")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class BatchError:
     """The error that ended a batch."""
 
     code: str
     message: str
-    param: str | None
-    line: int | None
+    param: str | None = None
+    line: int | None = None
 
 
-def _fault(code: str, message: str) -> BatchError:
-    return BatchError(code=code, message=message, param=None, line=None)
-
-
-_DAMAGED = _fault("damaged_batch", "The files of this batch are missing or damaged: send its rows in a new batch.")
+_DAMAGED = BatchError("damaged_batch", "The files of this batch are missing or damaged: send its rows in a new batch.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,15 +147,8 @@ class Batches(ObjectFolder[Batch]):
 
     def __exit__(self, *_: object) -> None:
         """Stop; unfinished batches continue when the folder is opened again."""
-
-        async def stop() -> None:
-            tasks = list(self._tasks.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
         with suppress(TimeoutError):  # a record may be waiting for a slow disk
-            asyncio.run_coroutine_threadsafe(stop(), self._loop).result(10.0)
+            asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10.0)
         if not self._thread.is_alive():
@@ -252,7 +241,7 @@ class Batches(ObjectFolder[Batch]):
             except Exception as error:
                 _log.error("%s failed: %s", batch_id, kind_and_place(error))
                 known = error if isinstance(error, ApiError) else INTERNAL_ERROR
-                self._fail(batch_id, _fault(known.code, known.message))
+                self._fail(batch_id, BatchError(known.code, known.message))
                 return
 
     def _fail(self, batch_id: str, fault: BatchError) -> None:
@@ -287,9 +276,9 @@ class Batches(ObjectFolder[Batch]):
         with open(_regular(self.files.path(batch.input_file_id)), "rb") as file:
             num_rows = sum(1 for _ in itertools.islice(_lines(file, max_bytes=self._max_row_bytes), MAX_ROWS + 1))
         if num_rows == 0:
-            return _fault("empty_file", "The file has no requests.")
+            return BatchError("empty_file", "The file has no requests.")
         if num_rows > MAX_ROWS:
-            return _fault("too_many_requests", f"The file has more than {MAX_ROWS:,} requests.")
+            return BatchError("too_many_requests", f"The file has more than {MAX_ROWS:,} requests.")
         with self.lock:
             batch = self._objects[batch.id]
             status: Status = "in_progress" if batch.status == "validating" else batch.status  # cancelled meanwhile
@@ -326,7 +315,7 @@ class Batches(ObjectFolder[Batch]):
                 continue
             row = _parse(number, line, endpoint=endpoint)
             if row.fault is None and row.custom_id in custom_ids:
-                fault = _fault("duplicate_custom_id", f"Line {number}: an earlier line has this `custom_id`.")
+                fault = BatchError("duplicate_custom_id", f"Line {number}: an earlier line has this `custom_id`.")
                 return dataclasses.replace(row, fault=fault, body=None)
             custom_ids.add(row.custom_id)
             return row
@@ -341,7 +330,7 @@ class Batches(ObjectFolder[Batch]):
         record = _record(row, batch, number=number, response=response, fault=row.fault)
         num_bytes = _num_bytes(record)
         if num_bytes is None or num_bytes > MAX_RECORD_BYTES:
-            fault = _fault("answer_not_kept", f"Line {row.number}: the answer is too large, or not finite.")
+            fault = BatchError("answer_not_kept", f"Line {row.number}: the answer is too large, or not finite.")
             record = _record(row, batch, number=number, response=None, fault=fault)
             num_bytes = _num_bytes(record) or 0
         self.files.take_room(2 * num_bytes)  # for the record and for the output
@@ -479,7 +468,7 @@ def _parse(number: int, line: bytes | None, *, endpoint: str) -> _Row:
     """The row of a line: its request, or what is wrong with it. No message quotes the line."""
 
     def bad(code: str, text: str, *, custom_id: str | None = None) -> _Row:
-        return _Row(number=number, custom_id=custom_id, fault=_fault(code, f"Line {number}{text}"))
+        return _Row(number=number, custom_id=custom_id, fault=BatchError(code, f"Line {number}{text}"))
 
     if line is None:
         return bad("line_too_long", " is too long.")

@@ -87,8 +87,7 @@ class ObjectFolder(Generic[Kind]):
     def all(self, *, owner: str | None) -> list[Kind]:
         """The objects that `owner` may see, oldest first."""
         with self.lock:
-            found = [one for one in self._objects.values() if owner in (None, one.owner)]
-        return sorted(found, key=lambda one: one.created_at)
+            return [one for one in self._objects.values() if owner in (None, one.owner)]
 
     def _about(self, object_id: str) -> Path:
         return self._folder / f"{object_id}.json"
@@ -217,17 +216,17 @@ class NewFile:
         self.num_bytes = 0
         self._store, self._id, self._owner, self._max_bytes = store, file_id, owner, max_bytes
         self._is_kept = False
-        self._partial = store.path(f".{file_id}.partial")
+        self._path = store.path(f".{file_id}.partial")
 
     def __enter__(self) -> Self:
-        self._file: BinaryIO = open_private(self._partial, "wb")
+        self._file: BinaryIO = open_private(self._path, "wb")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         if not self._is_kept:
             self._store.give_room(self.num_bytes)
-            self._partial.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
+        self._file.close()  # raises on a full disk, so it comes last
 
     def write(self, data: bytes) -> None:
         """Append bytes; raises ApiError if a limit is exceeded, and OSError."""
@@ -242,7 +241,7 @@ class NewFile:
         """Sync the complete file to disk and add it to the store, so that it survives a crash."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        os.replace(self._partial, self._store.path(self._id))
+        self._path = self._path.replace(self._store.path(self._id))
         file = StoredFile(
             id=self._id,
             name=name[:MAX_NAME_CHARS],

@@ -149,6 +149,8 @@ class AdmissionQueue(Generic[E]):
 
     def add(self, entry: E) -> None:
         """Add a request whose picture must be read. If the cache dropped the picture, the request is added again."""
+        if not self._entries:
+            self._finish_times.clear()  # an idle time is no measure of the rate
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._count(entry, +1)
@@ -207,7 +209,5 @@ class AdmissionQueue(Generic[E]):
     def _retry_after(self) -> float:
         """Estimated seconds until the queue is half empty, at the rate of the last answers."""
         times = self._finish_times
-        if len(times) < 2 or times[-1] <= times[0]:
-            return 1.0
-        per_s = (len(times) - 1) / (times[-1] - times[0])
-        return min(max(len(self) / 2 / per_s, 1.0), _MAX_RETRY_AFTER_S)
+        answer_s = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
+        return min(max(len(self) / 2 * answer_s, 1.0), _MAX_RETRY_AFTER_S)

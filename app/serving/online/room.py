@@ -1,4 +1,4 @@
-"""Room for what the tasks of one event loop hold at once, such as files that wait for their answers."""
+"""For the tasks of one event loop: room for what they hold, such as files that wait for their answers; their end."""
 
 import asyncio
 import math
@@ -27,3 +27,11 @@ class Room:
         self._num_items -= 1
         self._num_bytes -= num_bytes
         self._freed.set()
+
+
+async def cancel_all() -> None:
+    """Cancel all other tasks of this event loop, and wait for them."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -24,6 +24,7 @@ from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.admission_queue import Accepted
 from llama_adapter.app.serving.online.base import CANCELLED, LATE_S, REPLICA_LOST, WATCH_S, QueuedService, late
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
+from llama_adapter.app.serving.online.room import cancel_all
 from llama_adapter.app.serving.online.types import Observer, ServiceLimits, ServiceStatus, State, UnavailableError
 from llama_adapter.app.serving.replicas.types import ReplicaLostError, ReplicaReport, Replicas
 from llama_adapter.runtime.problems import describe
@@ -165,7 +166,7 @@ class ReplicatedService(QueuedService[_Entry]):
         self._end_all()
         if is_first and self._thread.is_alive():
             with suppress(TimeoutError):
-                self._soon(_cancel_all()).result(LATE_S)
+                self._soon(cancel_all()).result(LATE_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(LATE_S)
         if is_first and not self._thread.is_alive():
@@ -333,11 +334,3 @@ async def _digest(picture: bytes) -> str:
     if len(picture) <= _INLINE_BYTES:
         return hashlib.sha256(picture).hexdigest()
     return (await asyncio.to_thread(hashlib.sha256, picture)).hexdigest()
-
-
-async def _cancel_all() -> None:
-    """Cancel all other tasks of this event loop, and wait for them."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -13,7 +13,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -118,13 +118,23 @@ class BoundedUploads(route_utils.GradioMultiPartParser):
 
 @contextmanager
 def bounded_uploads() -> Iterator[None]:
-    """Inside this context, Gradio parses uploads with `BoundedUploads`. Gradio has no setting for this."""
-    before = route_utils.GradioMultiPartParser
+    """Inside this context, Gradio parses uploads with `BoundedUploads`, and deletes old ones also after an error.
+
+    Gradio has no setting for this.
+    """
+    before, delete = route_utils.GradioMultiPartParser, route_utils.delete_files_created_by_app
+
+    def try_to_delete(blocks: gr.Blocks, age: int | None) -> None:
+        with suppress(RuntimeError, OSError):  # a file came meanwhile: Gradio would delete no more
+            delete(blocks, age)
+
     route_utils.GradioMultiPartParser = BoundedUploads  # type: ignore[misc]
+    route_utils.delete_files_created_by_app = try_to_delete
     try:
         yield
     finally:
         route_utils.GradioMultiPartParser = before  # type: ignore[misc]
+        route_utils.delete_files_created_by_app = delete
 
 
 _PAGE: Final = ("/", "/config", "/config/", "/theme.css", "/favicon.ico", "/robots.txt", "/manifest.json")

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llama_adapter.runtime.errors import LlamaAdapterError
+from llama_adapter.runtime.partial import partial_folder
 from llama_adapter.vision.errors import PictureError
 
 MAX_UPLOAD_BYTES = 256 * 2**20  # one file, such as a zip; a further limit applies when pictures are read
@@ -64,22 +64,20 @@ def upload_folder() -> Path:
 def private_uploads() -> Iterator[Path]:
     """A new upload folder that only this user can read, removed at the end. Build and serve the page in this context.
 
-    By default, all Gradio programs of a machine share one folder of uploads.
+    By default, all Gradio programs of a machine share one folder of uploads. What killed servers left is removed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="llama-adapter-"))
-    before = {name: os.environ.get(name) for name in _FOLDER_VARIABLES}
-    for name, part in zip(_FOLDER_VARIABLES, ("uploads", "examples"), strict=True):
-        (folder / part).mkdir()
-        os.environ[name] = str(folder / part)
-    try:
-        yield folder / "uploads"
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        shutil.rmtree(folder, ignore_errors=True)
+    with partial_folder(Path(tempfile.gettempdir()) / "llama-adapter-web") as folder:
+        folder.chmod(0o700)
+        before = {name: os.environ[name] for name in _FOLDER_VARIABLES if name in os.environ}
+        for name, part in zip(_FOLDER_VARIABLES, ("uploads", "examples"), strict=True):
+            (folder / part).mkdir()
+            os.environ[name] = str(folder / part)
+        try:
+            yield folder / "uploads"
+        finally:
+            for name in _FOLDER_VARIABLES:
+                del os.environ[name]
+            os.environ.update(before)
 
 
 def uploaded(path: str | None) -> Path | None:

@@ -1,5 +1,6 @@
 """The API over a real socket, with a service that gives the answers set by the test."""
 
+import asyncio
 import dataclasses
 import http.client
 import json
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
+from starlette.types import Message
 
 from llama_adapter.app.captioning.tasks.answers import TextDelta
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
@@ -20,6 +22,7 @@ from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.terminal.logs import FIELDS
+from tests.app.serving.http_api.asgi import Client
 from tests.app.serving.http_api.live import (
     StubService,
     answer,
@@ -35,6 +38,30 @@ from tests.app.serving.http_api.requests import CHAT, chat, data_uri, image, jso
 pytestmark = pytest.mark.slow
 
 SECRET = "Xyzzy-secret"
+
+
+def test_a_request_that_has_not_arrived_when_the_server_ends_is_refused() -> None:
+    sent: list[Message] = []
+
+    async def end() -> None:
+        begun = asyncio.Event()
+
+        async def receive() -> Message:
+            begun.set()
+            return await asyncio.Future()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        api = create_api(StubService(), settings=ApiSettings())  # type: ignore[arg-type]
+        task = asyncio.create_task(api(Client().scope, receive, send))
+        await begun.wait()
+        task.cancel()
+        await task
+
+    asyncio.run(end())
+    assert sent[0]["status"] == 503
+    assert json.loads(sent[1]["body"])["error"]["code"] == "cancelled"
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -1,6 +1,8 @@
 """Files and batches: uploads stay within limits, and each row is answered once, also after crashes and restarts."""
 
 import asyncio
+import errno
+import io
 import json
 import math
 import os
@@ -11,12 +13,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
 from llama_adapter.app.serving.http_api import batches as batches_module
-from llama_adapter.app.serving.http_api import uploads
+from llama_adapter.app.serving.http_api import file_store, uploads
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api, open_batches
 from llama_adapter.app.serving.http_api.batches import Batches
 from llama_adapter.app.serving.http_api.file_store import FileLimits
@@ -381,6 +384,26 @@ def test_uploads_beyond_a_limit_leave_nothing(
 
         assert error(upload(client, "x" * 1000))[:2] == (413, found)
         assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("function", "failing"),
+    [
+        ("open_private", lambda *_: io.BufferedWriter(io.FileIO("/dev/full", "w"))),
+        ("atomic_write", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))),
+    ],
+)
+def test_an_upload_to_a_full_disk_leaves_nothing(
+    folder: Path, service: Counting, monkeypatch: pytest.MonkeyPatch, function: str, failing: Any, caplog: Any
+) -> None:
+    with opened(folder, service, max_total_bytes=1500) as client:
+        before = sorted(folder.rglob("*"))
+        with monkeypatch.context() as patch:
+            patch.setattr(file_store, function, failing)
+            assert upload(client, "x" * 1000).status_code == 500
+        assert sorted(folder.rglob("*")) == before
+        assert upload(client, "x" * 1000).status_code == 200
+    assert "OSError (No space left on device) in " in caplog.text
 
 
 FORM = {"content-type": "multipart/form-data; boundary=b"}

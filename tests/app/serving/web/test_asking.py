@@ -5,6 +5,7 @@ import base64
 import dataclasses
 import functools
 import io
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,8 +129,13 @@ def test_only_regular_files_below_the_upload_folder_count_as_uploaded(uploads: P
     refuse_foreign_files([{"path": moon}, {"path": None}, "text", 3])
 
 
-def test_uploads_are_in_a_private_folder_that_is_removed(uploads: Path) -> None:
+def test_uploads_are_in_a_private_folder_that_is_removed(
+    uploads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / ".llama-adapter-web.00000000.partial" / "uploads").mkdir(parents=True)  # of a killed server
     with private_uploads() as folder:
+        assert list(tmp_path.iterdir()) == [folder.parent]
         assert folder != uploads
         assert folder.parent.stat().st_mode & 0o077 == 0
         assert Path(place_in_uploads(MOON)).is_relative_to(folder)
