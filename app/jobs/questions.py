@@ -46,8 +46,6 @@ def complete(question: Question, own: QuestionFields) -> Question:
 
 def fill(question: Question, variables: Mapping[str, str]) -> Question:
     """The question for one picture. Raises TemplateError for an unknown variable."""
-    if not is_template(question):
-        return question
     instruction, given, raw = (_fill(text, variables) for text in (question.instruction, question.input, question.raw))
     return replace(question, instruction=instruction, input=given, raw=raw)
 
@@ -74,10 +72,9 @@ def picture_variables(label: str, columns: Mapping[str, str]) -> dict[str, str]:
 
 def check_variables(job: Job) -> None:
     """Raise UsageError if a question names a variable that no picture of the job can have."""
-    templates = [question for question in job.questions if is_template(question)]
-    if not templates or not job.fills_variables or may_bring_columns(job.inputs):
+    if not job.fills_variables or may_bring_columns(job.inputs):
         return
-    for question in templates:
+    for question in job.questions:
         try:
             fill(question, picture_variables("", {}))
         except TemplateError as error:

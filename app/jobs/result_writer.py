@@ -95,7 +95,7 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         asked: Asked = answer.tag
         if (
             answer.error is not None
-            and answer.error.code == "missing"
+            and answer.error.code in ("missing", "unreadable")
             and asked.root is not None
             and not os.path.exists(asked.root)
         ):
@@ -176,7 +176,8 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         rate = f", {tally.num_pictures / wall_s:.2f} {tally.what}s/s" if tally.num_pictures else ""
         is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s and not self._job.inputs.is_text
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""
-        written = "" if self._file is None else f"; the records are in `{shown_name(self._file.path)}`"
+        num_recorded = tally.num_pictures + tally.num_failed + known
+        written = f"; the records are in `{shown_name(self._file.path)}`" if self._file and num_recorded else ""
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}{written}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:

@@ -105,7 +105,7 @@ class LocalRunner:
             )
         )
         if self._captioner is None and not pictures.has_results():
-            return _nothing()
+            return (event for event in list[Event]())
         captioner = self._captioner or self._load(self._job.spec)
         captioner.oom_retry.tell = lambda text: say(f"note: {text}")
         if (programs := warm_up(self._job, captioner)) is not None:
@@ -130,10 +130,6 @@ class LocalRunner:
             batch_size=self._captioner.batch_size,
             synchronised=self._job.profile == "wait",
         ).format_table()
-
-
-def _nothing() -> Generator[Event]:
-    yield from ()
 
 
 def check_questions(job: Job, captioner: "Captioner") -> None:

@@ -61,5 +61,5 @@ def is_sample(path: object) -> bool:
     """Whether a picture is one of the packaged samples."""
     try:
         return isinstance(path, str) and Path(path).resolve().is_relative_to(sample_pictures().resolve())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # the last one for a link to itself
         return False

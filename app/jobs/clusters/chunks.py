@@ -19,7 +19,7 @@ MAX_LOSSES = 4  # of a chunk; after the second loss, its pictures are tried one 
 _LOST = AnswerError(
     code="lost",
     message="Wanted an answer, but the process that was to give it ended each time; see its machine's memory and logs, "
-    "and run the command again with --retry-errors.",
+    "and run the command again.",
 )
 
 

@@ -74,6 +74,10 @@ class Drive:
             if taken is None:
                 return
             chunk, read = taken
+            if read is not None and not isinstance(read, Exception):
+                self._num_lost_readings = 0
+                self._crew.give(chunk, read)
+                continue
             if read is None:
                 self._num_lost_readings += 1
                 if self._num_lost_readings >= MAX_LOST_READINGS:
@@ -83,19 +87,14 @@ class Drive:
                         hint="see the memory and the logs of its machines; --debug says more, and with --out it "
                         "goes on from here",
                     )
-                self._lose(chunk)
-                continue
-            if not isinstance(read, Exception):
-                self._num_lost_readings = 0
-                self._crew.give(chunk, read)
-                continue
-            self._num_failed_readings += 1
-            _log.info("reading failed: %s", read)
-            if self._num_failed_readings >= MAX_FAILED_READINGS:
-                raise WorkersFailedError(
-                    f"Pictures cannot be read on the machines of the cluster: {last_line(str(read))}",
-                    hint="see that the same version of this program is installed on all of them; --debug says more",
-                ) from read
+            else:
+                self._num_failed_readings += 1
+                _log.info("reading failed: %s", read)
+                if self._num_failed_readings >= MAX_FAILED_READINGS:
+                    raise WorkersFailedError(
+                        f"Pictures cannot be read on the machines of the cluster: {last_line(str(read))}",
+                        hint="see that the same version of this program is installed on all of them; --debug says more",
+                    ) from read
             self._lose(chunk)
 
     def _lose(self, chunk: Chunk) -> None:

@@ -16,6 +16,7 @@ from llama_adapter.app.jobs.records.loss import (
 from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
 from llama_adapter.runtime.atomic_write import sync_folder
 from llama_adapter.runtime.locking import open_locked
+from llama_adapter.runtime.partial import named_after
 from llama_adapter.runtime.record_lines import (
     MAX_RECORD_BYTES,
     PART_NAME,
@@ -88,15 +89,14 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         """Append one record."""
         line = json_line(record).encode() + b"\n"
         rest = memoryview(line)
-        try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other program wrote
-                self._file.truncate(self._end)  # works on a full disk
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        with named_after(self.path):
+            try:
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                if self.is_durable and self._size() == self._end + len(line) - len(rest):  # no other program wrote
+                    self._file.truncate(self._end)  # works on a full disk
+                raise
         if self.is_durable:
             self._end += len(line)
             self._num_unsynced += 1
@@ -107,7 +107,8 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         """Sync everything written to disk. Raises `RecordFileLostError`, only once, if the file is not at its path."""
         if not self.is_durable:
             return
-        os.fsync(self._file.fileno())
+        with named_after(self.path):
+            os.fsync(self._file.fileno())
         if not self._is_name_synced:
             sync_folder(self.path.parent)
             self._is_name_synced = True
@@ -151,7 +152,8 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         if not self.is_durable:  # devices and pipes cannot be opened for reading and writing
             return open(self.path, "ab", buffering=0)
         try:
-            file, self.is_locked = open_locked(self.path)
+            with named_after(self.path):
+                file, self.is_locked = open_locked(self.path)
         except BlockingIOError:
             raise RecordFileError(
                 f"Another run is writing to `{self.path}`; wait for it to end, stop it, or name another file."
@@ -171,7 +173,7 @@ def _repair(file: BinaryIO, path: Path) -> str | None:
     if size == 0:
         return None
     file.seek(0)
-    first_line = _read_line(file)
+    first_line = without_zeros(_read_line(file))
     # Only a file of records may be cut. A picture that was named by mistake must not be damaged.
     if parse_record(first_line) is None and (first_line.endswith(b"\n") or not is_begun(first_line)):
         raise no_records(path, where="line 1", line=first_line)
@@ -180,14 +182,12 @@ def _repair(file: BinaryIO, path: Path) -> str | None:
     last_line = _read_line(file)
     if not last_line:
         return None
-    whole = without_zeros(last_line)
-    if start + len(last_line) < size:
-        raise no_records(path, where="its end", line=last_line)
-    if parse_record(whole) is not None:
+    whole, reaches_end = without_zeros(last_line), start + len(last_line) == size
+    if reaches_end and parse_record(whole) is not None:
         file.truncate(start + len(whole))
         file.write(b"\n")
         repair = "completed"
-    elif is_torn(last_line):
+    elif reaches_end and is_torn(last_line):
         file.truncate(start)
         repair = "dropped"
     else:

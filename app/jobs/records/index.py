@@ -109,12 +109,6 @@ class RecordIndex:
     def __len__(self) -> int:
         return len(self._ids)
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the index in memory, in bytes."""
-        kept = (self._ids, self._names, self._files, self._offsets, self._has_failed, self._is_claimed)
-        return self._failed_names.nbytes + sum(part.nbytes for part in kept)
-
     def look_up(self, record_id: str, picture: str) -> State | Literal["elsewhere"] | None:
         """The state recorded for this id and name; "elsewhere" if only other names are recorded. Reads no file."""
         own, first, last = self._rows(record_id, picture)

@@ -124,6 +124,13 @@ def test_pictures_left_out_in_sub_folders_are_told(run: Run, folder: Path) -> No
 # Questions about them
 
 
+def test_a_part_without_pictures_names_no_file_of_records(out: Path, caption: Caption) -> None:
+    ran = caption("--shard", "0/1000000")
+
+    assert (ran.code, out.exists(), "0 pictures answered in" in ran.err) == (0, False, True)
+    assert "the records are in" not in ran.err
+
+
 def test_a_sheet_asks_every_question_of_every_picture(run: Run, folder: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "questions.jsonl"
     sheet.write_text(
@@ -503,16 +510,25 @@ def test_nothing_is_written_by_a_run_that_an_exception_has_ended(
     assert (caption().code, len(written)) == (1, 1)
 
 
+@pytest.mark.parametrize("is_stale", [False, True])  # an error other than a missing file, as of a network disk
 def test_a_folder_that_goes_away_stops_the_job_and_blames_no_picture(
-    folder: Path, tmp_path: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch
+    is_stale: bool, folder: Path, tmp_path: Path, caption: Caption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = tmp_path / "away"
     for number in range(30):  # more pictures than are read ahead
         shutil.copy(picture("noise_128x96.png"), folder / f"{number}.png")
-    after_each_answer(monkeypatch, lambda: folder.exists() and folder.rename(away))
+
+    def take_away() -> None:
+        if not away.exists():
+            folder.rename(away)
+            if is_stale:
+                folder.symlink_to(folder)
+
+    after_each_answer(monkeypatch, take_away)
     lost = caption("--batch-size", "1")
     monkeypatch.undo()
     after = caption.records
+    folder.unlink(missing_ok=True)
     away.rename(folder)
     back = caption("--batch-size", "1")
 

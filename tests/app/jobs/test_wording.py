@@ -1,9 +1,12 @@
 """Answers printed as text."""
 
+from pathlib import Path
+
 import pytest
 
 from llama_adapter.app.jobs.report import Tally
-from llama_adapter.app.jobs.wording import text_line, unfamiliar_note
+from llama_adapter.app.jobs.wording import is_sample, text_line, unfamiliar_note
+from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.answer_error import AnswerError
 from tests.app.recorded import answered, recorded
 
@@ -48,3 +51,10 @@ def test_as_many_unfamiliar_pictures_as_among_familiar_ones_are_not_worth_a_note
         tally.add(answered(picture=f"more {index}.png", unfamiliar=False))
     assert not unfamiliar_note(tally)
     assert not unfamiliar_note(Tally())
+
+
+def test_names_that_lead_nowhere_are_no_samples(tmp_path: Path) -> None:
+    (tmp_path / "loop.png").symlink_to("loop.png")
+
+    assert not any(map(is_sample, (f"{tmp_path}/loop.png", "a\0.png", "a" * 5000, b"bytes")))
+    assert is_sample(str(sample_pictures() / "12-red-star.jpg"))

@@ -54,7 +54,7 @@ def test_after_any_cut_the_whole_lines_survive_and_writing_goes_on(path: Path) -
     whole = path.read_bytes()
     second = whole.index(b"\n") + 1
     for length in {*range(0, len(whole), 9), second - 1, second, second + 1, len(whole) - 1, len(whole)}:
-        path.write_bytes(whole[:length])
+        path.write_bytes(whole[:length] + bytes(7 * (length == second - 1)))  # zeros after a power failure
         survivors = ["one"] * (length >= second - 1) + ["two"] * (length >= len(whole) - 1)
         assert texts_in(path) == survivors
         writer = write(path, "three")
@@ -259,6 +259,16 @@ def test_what_does_not_fit_is_taken_back_and_the_rest_stays(room: int, path: Pat
         assert path.read_bytes() == before
         writer.write(recorded(text="four"))  # there is free space again
     assert texts_in(path) == ["one", "two", "four"]
+
+
+@pytest.mark.parametrize("call", ["os.fsync", "fcntl.flock"])
+def test_a_failure_of_a_network_disk_names_the_file(call: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(call, fail)
+    with pytest.raises(OSError, match=r"quota.*answers\.jsonl"):
+        write(path, "one")
 
 
 def test_a_full_device_raises(tmp_path: Path) -> None:

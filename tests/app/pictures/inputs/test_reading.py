@@ -1,6 +1,7 @@
 """From an input spec to its pictures: order, shards and counting."""
 
 import hashlib
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -64,16 +65,30 @@ def test_folders_that_a_list_names_are_searched_like_those_of_the_command(
     assert labels.count(f"{tmp_path}/folder/sub/3.png") == 2  # named by the command, and in the list
 
 
-def test_shards_have_every_item_once_and_errors_too(everything: InputSpec, tmp_path: Path) -> None:
+def test_shards_have_every_picture_once_and_each_reports_a_name_without_any(
+    everything: InputSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(tmp_path, *(f"folder/more_{number}.png" for number in range(60)))
     Path(os.fsdecode(bytes(tmp_path) + b"/folder/raw\xff.png")).touch()
-    spec = replace(everything, lists=())
+    for name in ("empty", "tree/broken"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "loop").symlink_to("loop")
+    scandir = os.scandir
+    broken = f"{tmp_path}/tree/broken"
+    monkeypatch.setattr("os.scandir", lambda path: scandir(f"{path}/gone" if path == broken else path))
+    places = [f"{tmp_path}/{name}" for name in ("gone", "gone.tar", "loop", "empty", "none*.png", "some.tar")]
+    (tmp_path / "list.txt").write_text("".join(f"{tmp_path}/{name}\n" for name in ("listed", "empty", "a.png")))
+    spec = replace(everything, paths=(*everything.paths, *places[:4], f"{tmp_path}/tree"), recursive=True)
     whole, shards = list(read_inputs(spec)), [list(read_inputs(replace(spec, shard=(index, 3)))) for index in range(3)]
-    assert sorted(item.label for shard in shards for item in shard) == sorted(item.label for item in whole)
-    assert all(len(shard) > 5 for shard in shards)
-    for index, shard in enumerate(shards):
-        for item in shard:
-            assert int(hashlib.sha256(item.label.encode(errors="surrogatepass")).hexdigest()[:16], 16) % 3 == index
+    labels, *parts = [[item.label for item in items] for items in (whole, *shards)]
+    own = [[label for label in part if label not in (*places, broken)] for part in parts]
+
+    assert all({*places, broken} < {*part} for part in parts)
+    assert sorted(itertools.chain(*own)) == sorted(label for label in labels if label not in (*places, broken))
+    for index, part in enumerate(own):
+        assert len(part) > 5
+        for label in part:
+            assert int(hashlib.sha256(label.encode(errors="surrogatepass")).hexdigest()[:16], 16) % 3 == index
 
 
 @pytest.mark.parametrize(
