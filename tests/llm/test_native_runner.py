@@ -320,9 +320,13 @@ def test_prefixes_are_those_of_the_adapters_module(config: DecoderConfig, dtype:
 # A decode step in the program of a prefill
 
 
+# Equal prompts in float32 are compared with single rows above.
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("are_equal", [True, False], ids=["equal prompts", "different prompts"])
+@pytest.mark.parametrize(
+    ("dtype", "are_equal"),
+    [(torch.bfloat16, True), (torch.float32, False)],
+    ids=["equal prompts", "different prompts"],
+)
 def test_a_mixed_step_gives_the_logits_of_its_parts(
     are_equal: bool, dtype: torch.dtype, config: DecoderConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

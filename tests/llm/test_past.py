@@ -50,8 +50,7 @@ def text_past() -> PastKeyValues:
     return runner.kept(num_tokens=len(TEXT))
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
-@pytest.mark.parametrize("num_slots", [1, 3])
+@pytest.mark.parametrize(("kind", "num_slots"), [*((kind, 3) for kind in RUNNERS), ("kernels", 1), ("onnx", 1)])
 def test_a_past_is_a_text_in_front_of_every_prompt(kind: str, num_slots: int, tmp_path: Path) -> None:
     prompts = toy_prompts(7, longest=20)
     settings = [SETTINGS[number % 2] for number in range(len(prompts))]

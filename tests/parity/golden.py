@@ -18,7 +18,6 @@ from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.load import decoder_from_state
 from llama_adapter.llm.model.llama import LlamaAdapterDecoder
 from llama_adapter.llm.weights.adapter import open_adapter
-from llama_adapter.llm.weights.huggingface import open_huggingface
 from llama_adapter.llm.weights.meta import open_meta
 from llama_adapter.vision.encoder import PictureEncoder, encoder_from_state
 from llama_adapter.vision.towers import read_clip
@@ -70,7 +69,7 @@ def model(
     vision_config, vision_state = build_vision(
         opened.visual, name=adapter, clip=clip, visual_heads=4, channel_order=channel_order, dtype=dtype
     )
-    config, state = decoder_state("LLaMA/TINY", adapter=adapter, dtype=dtype)
+    config, state = decoder_state(adapter=adapter, dtype=dtype)
     encoder, decoder = encoder_from_state(vision_config, vision_state), decoder_from_state(config, state)
     return GoldenModel(encoder.to(device), decoder.to(device))
 
@@ -101,11 +100,10 @@ def query_limit(adapter: str, *, dtype: torch.dtype = torch.float32, channel_ord
 
 
 def decoder_state(
-    llama: str, *, adapter: str | None, dtype: torch.dtype = torch.float32
+    *, adapter: str | None, dtype: torch.dtype = torch.float32
 ) -> tuple[DecoderConfig, dict[str, Tensor]]:
-    source = (open_huggingface if "HF" in llama else open_meta)(GOLDEN / llama)
     opened = None if adapter is None else open_adapter(GOLDEN / "adapters" / f"{adapter}.pth")
-    return build_decoder(source, opened, dtype=dtype)
+    return build_decoder(open_meta(GOLDEN / "LLaMA/TINY"), opened, dtype=dtype)
 
 
 def model_options(adapter: str = "BIAS-TINY", *, llama_type: str = "TINY") -> dict[str, Any]:

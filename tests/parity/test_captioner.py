@@ -1,5 +1,6 @@
 """The whole path from picture files and checkpoints to text, compared with the reference."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from llama_adapter import Captioner
 from tests.parity.golden import CASES, GENERATE, GOLDEN, model_options
 
 
+@functools.lru_cache(maxsize=2)  # neighbours among the cases have the same model
 def load(adapter: str, **options: Any) -> Captioner:
     return Captioner.load(**{**model_options(adapter), "exif": "ignore", "transparency": "ignore", **options})
 

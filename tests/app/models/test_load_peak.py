@@ -1,6 +1,5 @@
 """Loading needs little more memory than the loaded model: layers are read, converted and packed one at a time."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -46,7 +45,8 @@ def write_meta(folder: Path) -> str:
     return f"llama_dir={folder}"
 
 
-MODELS = [("random", "int8"), *itertools.product(("bundle", "meta"), ("float", "int8"))]
+# Floats are packed alike from every source; Meta's files are converted on the way to 8 bits too.
+MODELS = [("random", "int8"), ("bundle", "float"), ("bundle", "int8"), ("meta", "int8")]
 
 
 @pytest.fixture(scope="module")
