@@ -112,10 +112,10 @@ def test_greedy_tokens_of_ragged_batches_are_those_of_transformers(
     check_greedy_tokens(RUNNERS[runner](decoder, tmp_path), family)
 
 
-def check_greedy_tokens(runner: Runner, family: str) -> None:
-    """Three ragged prompts on a runner with two slots continue as in transformers, to more than 64 tokens."""
+def check_greedy_tokens(runner: Runner, family: str, *, num_tokens: int = 64) -> None:
+    """Three ragged prompts on a runner with two slots continue as in transformers."""
     prompts = [tuple(random_ids(1, length)[0].tolist()) for length in (37, 35, 50)]
-    settings = SamplingParams(max_new_tokens=32)
+    settings = SamplingParams(max_new_tokens=num_tokens)
     engine = Engine(runner, eos_id=-7)  # the third one starts beside a running row
     requests = [
         GenerateRequest(id=index, prompt_ids=prompt, prefix=engine.empty_prefix(), sampling=settings)

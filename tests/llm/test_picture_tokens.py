@@ -7,7 +7,9 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import queue
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.engine.engine import Engine
-from llama_adapter.llm.engine.requests import GenerateRequest, Request, ScoreRequest
+from llama_adapter.llm.engine.requests import GenerateRequest, Output, Request, ScoreRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.exported.program import HostSlots
@@ -464,3 +466,33 @@ def test_a_failed_step_beside_a_running_row_keeps_nothing(has_kept: bool) -> Non
     engine.submit(second)
     assert answers([*outputs, *drain(engine)]) == expected
     assert len(watched.kept) == 1
+
+
+def test_a_thousand_questions_of_several_threads_get_their_own_pictures_answers() -> None:
+    draw = random.Random(2)
+    pictures = [draw.choice([-1, *range(12)]) for _ in range(1000)]
+    plain, _ = watched_engine()
+    expected = answer(plain, questions(plain, pictures))
+    engine, watched = watched_engine(kept_places=4 * 11, **BLOCKS)
+    waiting: queue.SimpleQueue[GenerateRequest] = queue.SimpleQueue()
+    requests = questions(engine, pictures)
+
+    def client(number: int) -> None:
+        for request in requests[number::8]:
+            waiting.put(request)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    outputs: list[Output] = []
+    num_submitted = 0
+    while num_submitted < len(requests) or engine.num_unfinished:
+        while engine.num_unfinished < 8 and num_submitted < len(requests):
+            engine.submit(waiting.get())
+            num_submitted += 1
+        outputs += engine.step()
+    for thread in threads:
+        thread.join()
+
+    assert answers(outputs) == expected
+    assert 0 < watched.most_kept <= 4 * 11

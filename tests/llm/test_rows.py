@@ -65,6 +65,17 @@ def test_rows_of_a_small_cache_answer_as_with_one_for_each(kind: str, config: De
     assert answers[0] == answers[1]
 
 
+@pytest.mark.slow
+def test_a_thousand_rows_are_put_back_and_none_is_lost() -> None:
+    whole, small = (Engine(open_runner(NATIVE, num_slots=8, **cache), eos_id=EOS_ID) for cache in ({}, SMALLEST))
+    requests = mixed_requests(whole, 1000, config=NATIVE)
+    expected, given = (answer(engine, requests) for engine in (whole, small))
+
+    assert given.keys() == {request.id for request in requests}
+    assert given == expected
+    assert small.num_put_back > 100
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["plain operators", "fused operators"])
 def test_recorded_steps_read_the_blocks_of_the_moment(
     dtype: torch.dtype, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ from llama_adapter.llm.tokenizer import IncrementalDetokenizer, Tokenizer
 from llama_adapter.runtime.errors import CheckpointError
 from tests.llm.vocabularies import KINDS, LLAMA_3, OTHERS, SPECIALS, sentencepiece_model, texts, tokenizer_json
 
-NUM_TEXTS = 1_000
+NUM_TEXTS = 2_000
 SENTENCEPIECE = "SentencePiece"
 SETTINGS = TokenizerSettings(end_ids=(2,), chat_template="{{ '<think></think>' }}")
 
@@ -101,7 +101,7 @@ def test_no_text_becomes_a_special_token(kind: str) -> None:
     names = {*SPECIALS, *OTHERS, *(("<unk>", "<s>", "</s>") if kind in ("Llama 2", "Mistral") else ())}
     assert set(tokenizer.marks) >= names
     ids = {mark.id for name, mark in tokenizer.marks.items() if name != "<unk>"}
-    for text in texts(300, longest=2):
+    for text in texts(1000, longest=2):
         words = [draw.choice([*tokenizer.marks]) for _ in range(3)]
         spelled = text.join([*words, words[0][:3] + words[1] + words[0][3:]])
         found = tokenizer.encode(spelled, bos=False)
