@@ -43,11 +43,6 @@ def ask(address: str, *, picture: Path = PICTURES[0], key: str = KEY, **paramete
     return httpx.post(f"{address}{CHAT}", json=body, headers=headers, timeout=60, trust_env=False, verify=False)
 
 
-def ended(server: ServerProcess, number: signal.Signals) -> tuple[int, str]:
-    os.kill(server.pid, number)
-    return server.wait(timeout_s=60), "\n".join(server.lines)
-
-
 def test_nothing_accepted_is_lost_by_sigterm_under_load_and_nohup_is_respected(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY}\n")
@@ -87,7 +82,8 @@ def test_nothing_accepted_is_lost_by_sigterm_under_load_and_nohup_is_respected(t
         impatient.request("POST", CHAT, slow, {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"})
         wait_for(lambda: httpx.get(f"{server.url}/health", trust_env=False, verify=False).json()["slow_reading"])
         threading.Timer(0.5, impatient.close).start()  # while the server drains
-        code, said = ended(server, signal.SIGTERM)
+        server.terminate()
+        code, said = server.wait(timeout_s=60), "\n".join(server.lines)
         for client in clients:
             client.join(60)
 

@@ -36,8 +36,6 @@ pytestmark = pytest.mark.slow
 class Counting(StubService):
     """Answers each request with the number of requests received so far."""
 
-    batch_size = 2
-
     def __init__(self) -> None:
         super().__init__(lambda handle: handle.deliver(answer(f"answer {len(self.asks)}")))
 
