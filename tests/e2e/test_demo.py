@@ -17,7 +17,10 @@ import demo_bsz
 from llama_adapter.app.pictures.reading.isolated import open_reader
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.terminal.run_guarded import run_guarded
+from tests.app.conftest import models_placed_once as models_placed_once
 from tests.app.golden import GOLDEN, PICTURES, ROOT, case, picture
+
+pytestmark = pytest.mark.usefixtures("models_placed_once")
 
 VARIABLES = {
     "DEVICE_ID": "0",

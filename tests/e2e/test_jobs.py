@@ -70,18 +70,16 @@ sys.exit(main())
 
 @pytest.mark.proves("caption: resume after kill -9", "CPU")
 def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
-    drawings: list[Path], tmp_path: Path
+    drawings: list[Path], tmp_path: Path, run: Run
 ) -> None:
     out, alone, begun = (tmp_path / name for name in ("killed.jsonl", "alone.jsonl", "begun"))
 
-    def caption(out: Path) -> "subprocess.Popen[bytes]":
-        begun.unlink(missing_ok=True)
-        arguments = ["caption", str(drawings[0].parent), "--quiet", "--batch-size", "8", "--out", str(out)]
-        return subprocess.Popen([sys.executable, "-c", NOTING, str(begun), *arguments], cwd=ROOT)
+    command = ["caption", str(drawings[0].parent), "--quiet", "--batch-size", "8", "--out"]
 
     def killed_after(least: int) -> int:
         """The exit code of a run that is killed when the file has this many records."""
-        process = caption(out)
+        begun.unlink(missing_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", NOTING, str(begun), *command, str(out)], cwd=ROOT)
         while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < least):
             time.sleep(0.001)
         process.kill()
@@ -97,7 +95,7 @@ def test_a_job_that_is_killed_again_and_again_loses_nothing_and_doubles_nothing(
         answered = {record["picture"] for record in whole if record is not None}
         assert len({*begun.read_text().splitlines()} - answered) <= 8, "more than the batch in progress"
 
-    assert [caption(place).wait() for place in (alone, out)] == [0, 0]
+    assert [run(*command, str(place)).code for place in (alone, out)] == [0, 0]
     killed, undisturbed = (
         sorted((record["picture"], record["text"]) for record in records_in(place)) for place in (out, alone)
     )

@@ -112,10 +112,9 @@ def test_a_stream_gives_the_same_text_piece_by_piece(client: openai.OpenAI) -> N
     [
         ({}, {}),
         ({"max_tokens": 3}, {"max_new_tokens": 3}),
-        ({"temperature": 1.5, "top_p": 1.0, "seed": 7}, {"temperature": 1.5, "top_p": 1.0, "seed": 7}),
         (
-            {"temperature": 2.0, "seed": -3, "extra_body": {"top_k": 5}},
-            {"temperature": 2.0, "seed": -3, "top_k": 5},
+            {"temperature": 2.0, "top_p": 1.0, "seed": -3, "extra_body": {"top_k": 5}},
+            {"temperature": 2.0, "top_p": 1.0, "seed": -3, "top_k": 5},
         ),
     ],
 )
@@ -252,7 +251,7 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI) -> None:
 
 # Batches
 
-NUM_ROWS = 150
+NUM_ROWS = 60
 
 
 @pytest.mark.proves("serve: batch files", "CPU")

@@ -53,6 +53,7 @@ class Client:
             "type": kind,
             "path": path,
             "root_path": root_path,
+            "query_string": b"",
             "method": method,
             "client": client,
             "headers": _raw({"host": "localhost:8000", "content_type": "application/json", **headers}),

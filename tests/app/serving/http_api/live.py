@@ -13,12 +13,13 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from llama_adapter.app.captioning.tasks.answers import Answer
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.http_api.api import ApiSettings, create_api
 from llama_adapter.app.serving.http_api.running import address_of, bind
 from llama_adapter.app.serving.http_api.schemas import documentation
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
-from llama_adapter.app.serving.online.types import ServiceStatus
+from llama_adapter.app.serving.online.types import ServiceLimits, ServiceStatus
 from tests.app import toys
 
 INFO = dataclasses.replace(
@@ -74,7 +75,9 @@ def status(state: str = "ready", **fields: object) -> ServiceStatus:
 
 
 class StubService:
-    """The part of a service that the API uses. `on_submit` gets each handle and may raise, deliver, or keep it."""
+    """What the API and the page use of a service. `on_submit` gets each handle and may raise, deliver, or keep it."""
+
+    limits, spec, batch_size = ServiceLimits(), CaptionerSpec(), 2
 
     def __init__(self, on_submit: Callable[[RequestHandle], None] = lambda handle: handle.deliver(answer())) -> None:
         self.on_submit = on_submit
@@ -120,6 +123,6 @@ def client_of(service: StubService, **settings: Any) -> Iterator[httpx.Client]:
     """A client of this service's API, over a socket."""
     with (
         served(create_api(service, settings=ApiSettings(**settings))) as url,  # type: ignore[arg-type]
-        httpx.Client(base_url=url, trust_env=False, timeout=30.0) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=30.0, verify=False) as client,  # reads no certificates
     ):
         yield client

@@ -10,13 +10,14 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
 from llama_adapter.app.serving.http_api import batches as batches_module
 from llama_adapter.app.serving.http_api import file_store, uploads
@@ -27,7 +28,8 @@ from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.errors import UsageError
-from tests.app.serving.http_api.live import StubService, answer, error, failed, served
+from tests.app.serving.http_api.asgi import Client
+from tests.app.serving.http_api.live import StubService, answer, error, failed
 from tests.app.serving.http_api.requests import CHAT, chat
 from tests.app.serving.online.waiting import WAIT_S, wait_for
 
@@ -37,8 +39,6 @@ pytestmark = pytest.mark.slow
 class Counting(StubService):
     """Answers each request with the number of requests received so far."""
 
-    batch_size = 2
-
     def __init__(self) -> None:
         super().__init__(lambda handle: handle.deliver(answer(f"answer {len(self.asks)}")))
 
@@ -46,15 +46,11 @@ class Counting(StubService):
 @contextmanager
 def opened(folder: Path, service: StubService, *, keys: tuple[str, ...] = (), **limits: int) -> Iterator[httpx.Client]:
     settings = ApiSettings(guards=GuardSettings(api_keys=keys))
-    with ExitStack() as stack:
-        batches = stack.enter_context(
-            open_batches(str(folder), service, settings=settings, limits=FileLimits(**limits))  # type: ignore[arg-type]
-        )
+    with open_batches(str(folder), service, settings=settings, limits=FileLimits(**limits)) as batches:  # type: ignore[arg-type]
         api = create_api(service, settings=settings, batches=batches)  # type: ignore[arg-type]
-        url = stack.enter_context(served(api))
-        client = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S))
-        client.batches = batches  # type: ignore[attr-defined]
-        yield client
+        with TestClient(api, base_url="http://localhost") as client:
+            client.batches = batches  # type: ignore[attr-defined]
+            yield client
 
 
 @pytest.fixture
@@ -70,6 +66,13 @@ def service() -> Counting:
 @pytest.fixture
 def client(folder: Path, service: Counting) -> Iterator[httpx.Client]:
     with opened(folder, service) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """For requests that are refused and leave nothing."""
+    with opened(tmp_path_factory.mktemp("refusing") / "kept", Counting()) as client:
         yield client
 
 
@@ -340,18 +343,18 @@ def test_files_are_private_and_named_by_us(client: httpx.Client, folder: Path) -
 
 
 @pytest.mark.parametrize("name", ["expires_after[seconds]", "file[]", "purpose[]"])  # the first is OpenAI's
-def test_a_part_that_is_not_known_is_named(client: httpx.Client, name: str) -> None:
+def test_a_part_that_is_not_known_is_named(refusing: httpx.Client, name: str) -> None:
     data = {"purpose": "batch", name: "3600"}
-    error = client.post("/v1/files", files={"file": b"x"}, data=data).json()["error"]
+    error = refusing.post("/v1/files", files={"file": b"x"}, data=data).json()["error"]
     assert (error["message"], error["param"]) == (f"Unknown part `{name}`, or a second one.", name)
 
 
 @pytest.mark.parametrize("file_id", ["file-0", "..%2Flock", "%2e%2e%2flock", "file-1/../../lock", "lock"])
-def test_no_id_leads_out_of_the_folder(client: httpx.Client, file_id: str) -> None:
+def test_no_id_leads_out_of_the_folder(refusing: httpx.Client, file_id: str) -> None:
     for path in (f"/v1/files/{file_id}", f"/v1/files/{file_id}/content", f"/v1/batches/{file_id}"):
-        assert client.get(path).status_code in (404, 405)
+        assert refusing.get(path).status_code in (404, 405)
     wanted = {"input_file_id": "../lock", "endpoint": CHAT, "completion_window": "24h"}
-    assert error(client.post("/v1/batches", json=wanted))[:2] == (404, "file_not_found")
+    assert error(refusing.post("/v1/batches", json=wanted))[:2] == (404, "file_not_found")
 
 
 def test_files_are_listed_page_by_page_and_deleted(client: httpx.Client) -> None:
@@ -423,24 +426,22 @@ FORM = {"content-type": "multipart/form-data; boundary=b"}
         ({"content": b"nonsense", "headers": FORM}, (400, "invalid_value")),
     ],
 )
-def test_malformed_uploads_are_refused(client: httpx.Client, parts: dict[str, Any], found: tuple[int, str]) -> None:
-    assert error(client.post("/v1/files", **parts))[:2] == found
-    assert client.get("/v1/files").json()["data"] == []
+def test_malformed_uploads_are_refused(refusing: httpx.Client, parts: dict[str, Any], found: tuple[int, str]) -> None:
+    assert error(refusing.post("/v1/files", **parts))[:2] == found
+    assert refusing.get("/v1/files").json()["data"] == []
 
 
+@pytest.mark.parametrize("hangs_up", [False, True])
 def test_an_upload_that_ends_early_leaves_nothing(
-    client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+    client: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch, hangs_up: bool
 ) -> None:
-    monkeypatch.setattr(uploads, "STALL_LIMIT_S", 1.0)  # a closed connection may be noticed at the time limit only
+    monkeypatch.setattr(uploads, "STALL_LIMIT_S", 0.05)
+    half = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2**21
+    options = {"path": "/v1/files", "content_type": FORM["content-type"], "is_whole": False, "hangs_up": hangs_up}
+    sent = Client(half, **options).ask(client.app)  # type: ignore[attr-defined]
 
-    def half() -> Iterator[bytes]:
-        yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2**21
-        raise KeyError
-
-    with pytest.raises(KeyError):
-        client.post("/v1/files", content=half(), headers=FORM)
-
-    wait_for(lambda: os.listdir(folder / "files") == [])
+    assert hangs_up or (sent.status, sent.error["code"]) == (408, "request_timeout")
+    assert os.listdir(folder / "files") == []
 
 
 def test_keys_do_not_see_each_other_s_files(folder: Path, service: Counting) -> None:
@@ -545,47 +546,42 @@ def test_damaged_states_are_told_and_left_alone(
     assert not any("lunch" in message for message in told), "the log quotes no values"
 
 
-def spoilt_journal(path: Path, kind: str) -> None:
-    lines = path.read_text().splitlines()
-    path.unlink()
-    if kind == "a folder":
-        path.mkdir()
-    elif kind == "a pipe":
-        os.mkfifo(path)
-    else:
-        record = json.loads(lines[0])
-        text = {
-            "deep": DEEP.decode(),
-            "binary": "\0\1\2",
-            "no number": json.dumps({**record, "line": "x"}),
-            "no output": json.dumps({**record, "output": [1]}),
-            "another type": json.dumps({**record, "output": {"custom_id": 1}}),
-            "of other records": json.dumps({key: record[key] for key in record if key not in ("line", "output")}),
-        }[kind]
-        path.write_text(f"{text}\n{lines[1]}\n")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["a folder", "a pipe", "deep", "binary", "no number", "no output", "another type", "of other records", "no rows"],
-)
-def test_a_batch_with_a_damaged_journal_fails_and_others_go_on(folder: Path, kind: str) -> None:
+def test_batches_with_damaged_journals_fail_and_others_go_on(folder: Path) -> None:
     service, reached = held(answered=2)
     with opened(folder, service) as client:
         batch_id = begin(client, *ROWS)
         assert reached.wait(WAIT_S)
         wait_for(lambda: client.get(f"/v1/batches/{batch_id}").json()["request_counts"]["completed"] == 2)
-    if kind == "no rows":
-        (folder / "files" / json.loads((folder / "batches" / f"{batch_id}.json").read_text())["input_file_id"]).unlink()
-    else:
-        spoilt_journal(folder / "batches" / f"{batch_id}.jsonl", kind)
+    good = folder / "batches" / f"{batch_id}.json"
+    first, second = good.with_suffix(".jsonl").read_text().splitlines()
+    record = json.loads(first)
+    texts = {
+        "deep": DEEP.decode(),
+        "binary": "\0\1\2",
+        "no number": json.dumps({**record, "line": "x"}),
+        "no output": json.dumps({**record, "output": [1]}),
+        "another type": json.dumps({**record, "output": {"custom_id": 1}}),
+        "of other records": json.dumps({key: record[key] for key in record if key not in ("line", "output")}),
+        "no rows": first,
+    }
+    kinds = {good.with_name(f"batch_{at:032x}.json"): kind for at, kind in enumerate(["a folder", "a pipe", *texts])}
+    for path, kind in kinds.items():
+        rows = {"input_file_id": "file-" + "0" * 32} if kind == "no rows" else {}
+        path.write_text(json.dumps({**json.loads(good.read_text()), "id": path.stem, **rows}))
+        journal = path.with_suffix(".jsonl")
+        if kind == "a folder":
+            journal.mkdir()
+        elif kind == "a pipe":
+            os.mkfifo(journal)
+        else:
+            journal.write_text(f"{texts[kind]}\n{second}\n")
 
     with opened(folder, Counting()) as client:
-        failed = ended(client, batch_id, "failed")
-        ended(client, begin(client, row("a")))
-
-    assert [error["code"] for error in failed["errors"]["data"]] == ["damaged_batch"]
-    assert kind == "no rows" or (folder / "batches" / f"{batch_id}.jsonl").exists()
+        for path, kind in kinds.items():
+            failed = ended(client, path.stem, "failed")
+            assert [error["code"] for error in failed["errors"]["data"]] == ["damaged_batch"], kind
+            assert kind == "no rows" or path.with_suffix(".jsonl").exists(), kind
+        ended(client, batch_id)
 
 
 def test_a_folder_has_one_server_and_no_other_readers(folder: Path, service: Counting) -> None:

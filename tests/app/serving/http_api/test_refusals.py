@@ -88,7 +88,7 @@ def all_cases(port: int) -> list[Case]:
         *(_of_url(f"allowed host {name}", f"http://{name}:{port}/", code) for name, (_, code) in HOSTS.items()),
         *(_of_url(f"allowed host {path}", f"http://{SITE}:{port}{path}", code) for path, (_, code) in PATHS.items()),
         _of_url("allowed host, 4 GiB", f"http://{SITE}:{port}/endless", "image_file_too_large", status=413),
-        _of_body("133 MB of base64", lambda: chat(f"data:;base64,{'A' * 133_000_000}"), 413, "request_too_large"),
+        _of_body("133 MB", lambda: b"A" * 133_000_000, 413, "request_too_large"),
         Case(name="the same in chunks", pieces=_endless_chunks, status=413, code="request_too_large"),
         _of_body("prompt of 100,000 words", lambda: chat(picture, prompt="word " * 100_000), 400, "invalid_value"),
         _of_body("JSON nested 100,000 deep", lambda: b"[" * 100_000 + b"]" * 100_000, 400, "request_too_complex"),

@@ -42,6 +42,8 @@ from tests import bad_files
 from tests.app.golden import GOLDEN
 from tests.app.serving.online.waiting import WAIT_S, Gate, started, wait_for
 
+pytestmark = pytest.mark.usefixtures("models_placed_once")
+
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix != ".jsonl")
 BYTES = [path.read_bytes() for path in PICTURES]
 CAPTION = "Generate caption of this image"

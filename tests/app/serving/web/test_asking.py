@@ -18,7 +18,7 @@ from llama_adapter.app.captioning.tasks.prompts import Dialogue
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.answer_error import AnswerError
 from llama_adapter.app.serving.online.request_handle import Ask, RequestHandle
-from llama_adapter.app.serving.online.service import Service, ServiceLimits
+from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.web.chat_session import ChatSession, PickedPicture, Turn, answer_turns, look
 from llama_adapter.app.serving.web.runs import Runs
 from llama_adapter.app.serving.web.uploads import (
@@ -204,7 +204,6 @@ def test_a_model_whose_template_has_turns_gets_those_whose_answers_are_shown(see
     assert service.asks[-1].prompt == Dialogue(greeted, "Why?")
     if not sees_tokens:
         return
-    service.limits = ServiceLimits()  # type: ignore[attr-defined]
     for before, prompt in (
         (earlier, Dialogue((*greeted, ("user", "Is it red?"), ("assistant", "yes")), "Why?", ((), (), (0,), (), ()))),
         (earlier[:1], Dialogue(greeted, "Why?", ((), (), (0,)))),

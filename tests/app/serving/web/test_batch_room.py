@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from llama_adapter.app.captioning.tasks.question import Question
-from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import ServiceLimits
 from llama_adapter.app.serving.web.batch_run import BatchRun, PictureFile, Result
@@ -21,7 +20,7 @@ class StubOfRuns(StubService):
     """A service with room for two files of a run."""
 
     limits = ServiceLimits(max_waiting_bytes=8 * 2 * len(FILE))
-    batch_size, spec = 4, CaptionerSpec()
+    batch_size = 4
 
     def stage_seconds(self) -> dict[str, float]:
         return {}

@@ -26,7 +26,7 @@ from llama_adapter.vision.errors import PictureError
 from tests.app.serving.online.waiting import Gate, started, wait_for
 from tests.app.serving.web.browser import SAMPLES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("models_placed_once")]
 
 CAPTION = Question()
 
@@ -60,7 +60,7 @@ def test_records_are_those_of_the_command_line(
     service: Service, tmp_path: Path, choices: tuple[str, ...] | None
 ) -> None:
     out, pictures = tmp_path / "out.jsonl", SAMPLES[:4]
-    flags = ["--choices", ",".join(choices)] if choices else []
+    flags = ["--reader", "thread", *(["--choices", ",".join(choices)] if choices else [])]
     asked = "Is there a red star?"
     assert cli.main(["ask", *map(str, pictures), "--question", asked, "--out", str(out), *flags]) == 0
     expected = {record["id"]: record for record in map(json.loads, out.read_text().splitlines())}

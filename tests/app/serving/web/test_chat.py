@@ -12,7 +12,7 @@ import pytest
 from llama_adapter.app.jobs.wording import EMBEDDED_TEXT, EMBEDDED_TEXT_NOTE
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
-from llama_adapter.app.serving.online.types import BusyError, ServiceLimits
+from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.app.serving.web.chat import MAX_FILES, ChatEvents
 from llama_adapter.app.serving.web.chat_session import ChatSession, PickedPicture
 from llama_adapter.app.serving.web.page import about, build_page, head
@@ -27,20 +27,13 @@ TOKEN = "1-2-3-4-a secret key"
 SETTINGS = (16, 0, 0.9, 0, "")
 
 
-class Stub(StubService):
-    """The part of a service that the page uses."""
-
-    limits = ServiceLimits()
-    spec = CaptionerSpec()
+@pytest.fixture
+def service() -> StubService:
+    return StubService(lambda handle: handle.deliver(answer("red star")))
 
 
 @pytest.fixture
-def service() -> Stub:
-    return Stub(lambda handle: handle.deliver(answer("red star")))
-
-
-@pytest.fixture
-def alone(service: Stub) -> Stub:
+def alone(service: StubService) -> StubService:
     """A service of a LLaMA without adapter."""
     service.info = dataclasses.replace(service.info, has_adapter=False)
     service.spec = CaptionerSpec(llama_dir="LLaMA")
@@ -54,7 +47,7 @@ def picture() -> Iterator[PickedPicture]:
         yield PickedPicture(source=path, shown=path, name="star.jpg", width=224, height=224, num_bytes=6_000)
 
 
-def events_of(service: Stub, **options: Any) -> ChatEvents:
+def events_of(service: StubService, **options: Any) -> ChatEvents:
     return ChatEvents(service, samples=[STAR], runs=Runs(), **options)  # type: ignore[arg-type]
 
 
@@ -71,7 +64,7 @@ def ask(events: ChatEvents, session: ChatSession, *, without: Any, question: str
 
 @pytest.mark.parametrize(("without", "is_text"), [(True, True), (False, False), (None, False), (1, False), ({}, False)])
 def test_a_question_leaves_out_the_picture_if_the_setting_is_on(
-    service: Stub, picture: PickedPicture, without: Any, is_text: bool
+    service: StubService, picture: PickedPicture, without: Any, is_text: bool
 ) -> None:
     events, session = events_of(service), ChatSession()
     session.choose(picture)
@@ -88,7 +81,7 @@ def test_a_question_leaves_out_the_picture_if_the_setting_is_on(
     assert [turn.is_text for turn in session.turns] == [not is_text], "retried with the setting as it is now"
 
 
-def test_without_a_picture_nothing_about_one_is_suggested_or_asked(service: Stub) -> None:
+def test_without_a_picture_nothing_about_one_is_suggested_or_asked(service: StubService) -> None:
     events, session = events_of(service), ChatSession()
     _, _, log, offer = events.switch(session, True)
     assert ("la-chip" in offer, "Ask about a picture" in log) == (False, False)
@@ -105,7 +98,9 @@ def test_without_a_picture_nothing_about_one_is_suggested_or_asked(service: Stub
     assert "la-chip" in events.switch(session, False)[3]
 
 
-def test_a_question_that_waited_leaves_the_page_as_the_checkbox_is_now(service: Stub, picture: PickedPicture) -> None:
+def test_a_question_that_waited_leaves_the_page_as_the_checkbox_is_now(
+    service: StubService, picture: PickedPicture
+) -> None:
     events, session = events_of(service), ChatSession()
     session.choose(picture)
     events.switch(session, True)
@@ -117,7 +112,7 @@ def test_a_question_that_waited_leaves_the_page_as_the_checkbox_is_now(service: 
     assert service.asks[0].picture is None
 
 
-def test_a_reload_keeps_questions_without_a_picture_and_the_setting(service: Stub) -> None:
+def test_a_reload_keeps_questions_without_a_picture_and_the_setting(service: StubService) -> None:
     events, session, later = events_of(service), ChatSession(), ChatSession()
     events.restore(TOKEN, session)
     events.switch(session, True)
@@ -130,7 +125,7 @@ def test_a_reload_keeps_questions_without_a_picture_and_the_setting(service: Stu
     assert not ChatSession().resume(ChatSession())
 
 
-def test_the_oldest_chat_is_dropped(service: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_chat_is_dropped(service: StubService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_adapter.app.serving.web.chat.MAX_KEPT", 2)
     events = events_of(service)
     for key in "abac":  # a reload makes a chat the newest
@@ -142,14 +137,14 @@ def test_the_oldest_chat_is_dropped(service: Stub, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("token", [None, "", "short", 7, {}, "x" * 101])
-def test_a_page_without_a_secret_key_is_not_kept(service: Stub, token: Any) -> None:
+def test_a_page_without_a_secret_key_is_not_kept(service: StubService, token: Any) -> None:
     events = events_of(service)
     assert events.restore(token, ChatSession()) == [gr.skip()] * 8
     assert not events._kept
 
 
 def test_a_double_click_on_ask_asks_once() -> None:
-    events, session = events_of(Stub(lambda handle: None)), ChatSession()
+    events, session = events_of(StubService(lambda handle: None)), ChatSession()
 
     async def ask_twice() -> list[list[Any]]:
         first = events.ask(REQUEST, session, "Red?", True, *SETTINGS)
@@ -163,7 +158,7 @@ def test_a_double_click_on_ask_asks_once() -> None:
 
 
 def test_a_picture_chosen_while_a_text_is_answered_starts_a_new_chat(picture: PickedPicture) -> None:
-    service = Stub(lambda handle: None)
+    service = StubService(lambda handle: None)
     events, session = events_of(service), ChatSession()
 
     async def choose_meanwhile() -> list[list[Any]]:
@@ -216,7 +211,7 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     ],
 )
 def test_a_wrong_file_leaves_the_picture_and_its_questions(
-    service: Stub, picture: PickedPicture, paths: list[str], name: str, told: list[str]
+    service: StubService, picture: PickedPicture, paths: list[str], name: str, told: list[str]
 ) -> None:
     events, session = events_of(service), ChatSession()
     session.choose(picture)
@@ -232,7 +227,7 @@ def test_a_wrong_file_leaves_the_picture_and_its_questions(
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_wrong_file_before_any_picture_is_explained(service: Stub) -> None:
+def test_a_wrong_file_before_any_picture_is_explained(service: StubService) -> None:
     session = ChatSession()
     html = asyncio.run(events_of(service).choose(session, chosen("bad.txt"), REQUEST))[1]
 
@@ -241,7 +236,7 @@ def test_a_wrong_file_before_any_picture_is_explained(service: Stub) -> None:
 
 @pytest.mark.parametrize(("path", "reply"), [("slow", "red star"), ("slow bad", "Send it again")])
 def test_a_question_waits_until_the_chosen_file_is_read(
-    service: Stub, reader: asyncio.Event, monkeypatch: pytest.MonkeyPatch, path: str, reply: str
+    service: StubService, reader: asyncio.Event, monkeypatch: pytest.MonkeyPatch, path: str, reply: str
 ) -> None:
     monkeypatch.setattr("llama_adapter.app.serving.web.chat_session.read_upload", lambda *_, **__: b"slow")
     events, session = events_of(service), ChatSession()
@@ -264,7 +259,7 @@ def test_a_question_waits_until_the_chosen_file_is_read(
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_a_later_choice_or_removing_the_picture_ends_an_earlier_choice(
-    service: Stub, reader: asyncio.Event, is_removed: bool
+    service: StubService, reader: asyncio.Event, is_removed: bool
 ) -> None:
     events, session = events_of(service), ChatSession()
 
@@ -282,7 +277,7 @@ def test_a_later_choice_or_removing_the_picture_ends_an_earlier_choice(
     assert (session.picture and session.picture.name) == (None if is_removed else "moon.png")
 
 
-def test_a_llama_without_adapter_is_asked_texts_only(alone: Stub, picture: PickedPicture) -> None:
+def test_a_llama_without_adapter_is_asked_texts_only(alone: StubService, picture: PickedPicture) -> None:
     events, session = events_of(alone, sees_pictures=False), ChatSession(is_text=True)
     events.switch(session, False)
     session.choose(picture)
@@ -293,7 +288,7 @@ def test_a_llama_without_adapter_is_asked_texts_only(alone: Stub, picture: Picke
     assert EMBEDDED_TEXT[1:] not in events.offer(session)
 
 
-def test_the_page_of_a_llama_without_adapter_has_nothing_for_pictures(alone: Stub) -> None:
+def test_the_page_of_a_llama_without_adapter_has_nothing_for_pictures(alone: StubService) -> None:
     async def config() -> dict[str, Any]:  # runs in an event loop; otherwise Gradio opens one and never closes it
         return build_page(alone, samples=[STAR]).get_config_file()  # type: ignore[arg-type, return-value]
 
