@@ -73,7 +73,7 @@ def answers(captioner: Captioner, *, number: int) -> tuple[list[Any], list[Any]]
     best = [(one.token_ids, one.unfamiliar) for one in captioner.generate(pictures, prompts)]
     drawn = [one.token_ids for one in captioner.generate(pictures[:half], prompts[:half], **DRAWN)]
     pieces = [event.text for event in captioner.stream(SAMPLES[0], PROMPTS[1]) if isinstance(event, TextDelta)]
-    chosen = captioner.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
+    chosen = captioner.generate(pictures[:7], PROMPTS[1], choices=CHOICES)
     return [best, drawn, "".join(pieces)], [one.choice for one in chosen]
 
 
@@ -83,8 +83,8 @@ def wanted(torchs: Captioner) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.slow
-# Row by row is slow. 8 pictures have every prompt at least twice, so rows already follow rows of other lengths.
-@pytest.mark.parametrize(("batch_size", "number"), [(1, 8), (5, len(SAMPLES))])
+# Row by row is slow. Of 4 pictures, each row follows one of another length.
+@pytest.mark.parametrize(("batch_size", "number"), [(1, 4), (5, len(SAMPLES))])
 @pytest.mark.proves("embedded model", "streaming", "ONNX", "OM")
 @pytest.mark.proves("continuous batching", "choices by scoring", "OM")
 def test_sample_pictures_have_torchs_answers(
@@ -97,7 +97,7 @@ def test_sample_pictures_have_torchs_answers(
     (best, drawn, streamed), other_shares = wanted
     assert (captioner.info.device == "ais_bench (device 0)") == (form == "om")
     assert made == [best[:number], drawn[: number // 2], streamed]
-    for share, other in zip(shares, other_shares, strict=True):
+    for share, other in zip(shares, other_shares[:number], strict=True):
         assert share == pytest.approx(other, abs=choice_limit())
 
 
