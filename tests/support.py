@@ -1,7 +1,7 @@
 """The page docs/support.md: what is supported on which device, collected from the tests that prove it.
 
-A test states what it proves: `@pytest.mark.proves("int8", "cpu")`, a feature and at least one
-column of support.toml. Usage: python -m tests.support
+A test states what it proves: `@pytest.mark.proves("int8 weights", "CPU")`, at least one feature and one column of
+support.toml; several features and columns are all their cells. Usage: python -m tests.support
 """
 
 import ast
@@ -48,8 +48,10 @@ def proofs(folder: Path = ROOT / "tests") -> Iterator[Proof]:
         for node in ast.parse(text).body:
             for call in node.decorator_list if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ():
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == MARK:
-                    feature, *columns = (ast.literal_eval(argument) for argument in call.args)
-                    yield Proof(f"{path.relative_to(folder.parent).as_posix()}::{node.name}", feature, tuple(columns))
+                    words = [ast.literal_eval(argument) for argument in call.args]
+                    columns = tuple(word for word in words if word in COLUMNS)
+                    for feature in [word for word in words if word not in COLUMNS] or [""]:  # none is an error
+                        yield Proof(f"{path.relative_to(folder.parent).as_posix()}::{node.name}", feature, columns)
 
 
 def page(found: Iterator[Proof]) -> str:

@@ -115,9 +115,9 @@ def answers(**options: Any) -> list[Any]:
             names = ("shapes_200x300.jpg", "noise_128x96.png", "rgba_180x140.png")
             calls.append((captioner.generate, (list(map(picture, names)), PROMPTS)))
         said = [
-            [(answer.text, answer.token_ids) for answer in call(*asked, max_new_tokens=12, **settings)]
+            [(answer.text, answer.token_ids) for answer in call(*asked, max_new_tokens=8, **settings)]
             for call, asked in calls
             for settings in SETTINGS
         ]
-        pieces = [getattr(event, "text", "") for event in captioner.stream_text(PROMPTS[0], max_new_tokens=12)]
+        pieces = [getattr(event, "text", "") for event in captioner.stream_text(PROMPTS[0], max_new_tokens=8)]
         return [said, pieces]

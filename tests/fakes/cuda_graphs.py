@@ -51,14 +51,15 @@ class Tape(TorchDispatchMode):
         except IndexError:  # of a place that is not computed yet; only the shape of the result matters here
             result = func(*pytree.tree_map_only(Tensor, _zeros_for_places, args), **kwargs)
         given = {tensor.untyped_storage().data_ptr() for tensor in tensors_of((args, kwargs))}
-        made = [tensor for tensor in tensors_of(result) if tensor.untyped_storage().data_ptr() not in given]
+        outputs = tensors_of(result)
+        made = [tensor for tensor in outputs if tensor.untyped_storage().data_ptr() not in given]
         if made:
             self.made += made
             for tensor in made:
                 spoil(tensor)
 
             def again() -> None:
-                for held, value in zip(tensors_of(result), tensors_of(func(*args, **kwargs)), strict=True):
+                for held, value in zip(outputs, tensors_of(func(*args, **kwargs)), strict=True):
                     held.copy_(value)
 
             self.steps.append(again)

@@ -119,12 +119,6 @@ def test_questions_alone_are_no_labelled_data() -> None:
         read_examples(str(HERE / "tables2" / "semicolon-questions.csv"))
 
 
-@pytest.mark.parametrize("text", ["image,question\n", "[]", ""])
-def test_a_table_without_pictures_is_no_success(text: str, tmp_path: Path, run: Run) -> None:
-    (tmp_path / "t.json").write_text(text)
-    assert run("caption", "--manifest", str(tmp_path / "t.json")).code != 0
-
-
 def test_numbers_of_classes_in_parquet_become_their_names(tmp_path: Path) -> None:
     rows = [{"image": f"{label}.png", "label": label} for label in (0, 1, -1, 7)]  # -1: the label is missing
     features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}

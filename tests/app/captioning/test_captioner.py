@@ -304,7 +304,8 @@ def test_what_a_program_sets_in_torch_has_no_effect(adapter: str, precision: Pre
         loaded = Captioner.load(**model_options(adapter), operators="aten", precision=precision)
         on_host = upload([1], torch.device("cpu"))
         assert begin_fetch(on_host).tolist() == [1]
-        drawn = loaded.caption(PICTURES[0], temperature=1.3, seed=3, frequency_penalty=0.3, logprobs=2)
+        options: Any = {"max_new_tokens": 6, "temperature": 1.3, "seed": 3, "frequency_penalty": 0.3, "logprobs": 2}
+        drawn = loaded.caption(PICTURES[0], **options)
         return drawn.token_ids, drawn.logprobs, loaded.ask(PICTURES[0], "Is it red?", choices=["Yes", "No"]).choice
 
     expected = answered()

@@ -33,19 +33,10 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
 
 @pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize("kind", [*MODELS, *WRITTEN])
-@pytest.mark.proves("bundles", "CUDA")
-@pytest.mark.proves("Hugging Face LLaMA", "CUDA")
-@pytest.mark.proves("adapters with CLIP inside", "CUDA")
-@pytest.mark.proves("LLaMA without adapter", "CUDA")
-@pytest.mark.proves("LLaMA-Adapter V1 for texts", "CUDA")
-@pytest.mark.proves("LLaMA-Adapter V2 for chat", "CUDA")
-@pytest.mark.proves("Meta's 2, 4 and 8 files", "CUDA")
-@pytest.mark.proves("prefix tuning", "CUDA")
-@pytest.mark.proves("LoRA of PEFT", "CUDA")
-@pytest.mark.proves("GGUF files", "CUDA")
-@pytest.mark.proves("chat templates", "CUDA")
-@pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "CUDA")
-@pytest.mark.proves("presence and frequency penalties, min-p", "CUDA")
+@pytest.mark.proves("bundles", "Hugging Face LLaMA", "adapters with CLIP inside", "LLaMA without adapter", "CUDA")
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "LLaMA-Adapter V2 for chat", "Meta's 2, 4 and 8 files", "CUDA")
+@pytest.mark.proves("prefix tuning", "LoRA of PEFT", "GGUF files", "chat templates", "CUDA")
+@pytest.mark.proves("LLaVA, SmolVLM, Idefics3 (pictures as tokens)", "presence and frequency penalties, min-p", "CUDA")
 @pytest.mark.proves("answers by JSON schema or regular expression", "CUDA")
 def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, on_cpu: OnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     options, expected = on_cpu(kind)
@@ -57,16 +48,9 @@ def test_models_of_each_kind_answer_as_on_the_cpu(kind: str, on_cpu: OnCpu, monk
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in TOO_LONG + CONVERTED])
-@pytest.mark.proves("bundles", "OM")
-@pytest.mark.proves("Hugging Face LLaMA", "OM")
-@pytest.mark.proves("adapters with CLIP inside", "OM")
-@pytest.mark.proves("LLaMA without adapter", "OM")
-@pytest.mark.proves("LLaMA-Adapter V1 for texts", "OM")
-@pytest.mark.proves("Meta's 2, 4 and 8 files", "OM")
-@pytest.mark.proves("chat templates", "OM")
-@pytest.mark.proves("text without a picture", "OM")
-@pytest.mark.proves("repetition penalty", "OM")
-@pytest.mark.proves("presence and frequency penalties, min-p", "OM")
+@pytest.mark.proves("bundles", "Hugging Face LLaMA", "adapters with CLIP inside", "LLaMA without adapter", "OM")
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "Meta's 2, 4 and 8 files", "chat templates", "OM")
+@pytest.mark.proves("text without a picture", "repetition penalty", "presence and frequency penalties, min-p", "OM")
 @pytest.mark.proves("answers by JSON schema or regular expression", "OM")
 def test_exports_of_each_kind_answer_as_the_model(
     kind: str, on_cpu: OnCpu, tmp_path: Path, install: Callable[..., None]

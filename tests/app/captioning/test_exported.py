@@ -46,11 +46,8 @@ def form(request: pytest.FixtureRequest, install: Callable[..., None]) -> str:
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("batch_size", [1, 5])
-@pytest.mark.proves("token ids of the reference", "ONNX", "OM")
-@pytest.mark.proves("Meta LLaMA and adapter", "ONNX", "OM")
-@pytest.mark.proves("BIAS adapters", "ONNX", "OM")
-@pytest.mark.proves("LORA adapters", "ONNX", "OM")
-@pytest.mark.proves("CAPTION adapters (one query)", "ONNX", "OM")
+@pytest.mark.proves("token ids of the reference", "Meta LLaMA and adapter", "BIAS adapters", "ONNX", "OM")
+@pytest.mark.proves("LORA adapters", "CAPTION adapters (one query)", "ONNX", "OM")
 def test_golden_cases_have_the_ids_of_the_reference(form: str, group: str, batch_size: int) -> None:
     case = batch(group, num_rows=batch_size)
     options = {**model_options(case["adapter"]), "exif": "ignore", "transparency": "ignore"}
@@ -76,7 +73,7 @@ def answers(captioner: Captioner, *, number: int) -> tuple[list[Any], list[Any]]
     best = [(one.token_ids, one.unfamiliar) for one in captioner.generate(pictures, prompts)]
     drawn = [one.token_ids for one in captioner.generate(pictures[:half], prompts[:half], **DRAWN)]
     pieces = [event.text for event in captioner.stream(SAMPLES[0], PROMPTS[1]) if isinstance(event, TextDelta)]
-    chosen = captioner.generate(SAMPLES[:7], PROMPTS[1], choices=CHOICES)
+    chosen = captioner.generate(pictures[:7], PROMPTS[1], choices=CHOICES)
     return [best, drawn, "".join(pieces)], [one.choice for one in chosen]
 
 
@@ -86,12 +83,10 @@ def wanted(torchs: Captioner) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.slow
-# Row by row is slow. 8 pictures have every prompt at least twice, so rows already follow rows of other lengths.
-@pytest.mark.parametrize(("batch_size", "number"), [(1, 8), (5, len(SAMPLES))])
-@pytest.mark.proves("embedded model", "ONNX", "OM")
-@pytest.mark.proves("streaming", "ONNX", "OM")
-@pytest.mark.proves("continuous batching", "OM")
-@pytest.mark.proves("choices by scoring", "OM")
+# Row by row is slow. Of 4 pictures, each row follows one of another length.
+@pytest.mark.parametrize(("batch_size", "number"), [(1, 4), (5, len(SAMPLES))])
+@pytest.mark.proves("embedded model", "streaming", "ONNX", "OM")
+@pytest.mark.proves("continuous batching", "choices by scoring", "OM")
 def test_sample_pictures_have_torchs_answers(
     form: str, wanted: tuple[list[Any], list[Any]], batch_size: int, number: int
 ) -> None:
@@ -102,7 +97,7 @@ def test_sample_pictures_have_torchs_answers(
     (best, drawn, streamed), other_shares = wanted
     assert (captioner.info.device == "ais_bench (device 0)") == (form == "om")
     assert made == [best[:number], drawn[: number // 2], streamed]
-    for share, other in zip(shares, other_shares, strict=True):
+    for share, other in zip(shares, other_shares[:number], strict=True):
         assert share == pytest.approx(other, abs=choice_limit())
 
 
@@ -122,8 +117,7 @@ def test_an_om_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float16", "int8"])
-@pytest.mark.proves("float16", "ONNX")
-@pytest.mark.proves("int8 weights", "ONNX")
+@pytest.mark.proves("float16", "int8 weights", "ONNX")
 def test_fewer_bits_keep_the_answers_of_the_embedded_model(torchs: Captioner, precision: str) -> None:
     captioner = Captioner.load(decoder=exported_embedded(precision=precision), batch_size=16)
 

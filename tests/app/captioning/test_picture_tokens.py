@@ -14,7 +14,7 @@ from llama_adapter.app.models.spec import CaptionerSpec
 from tests.app import picture_models
 from tests.app.picture_models import QUESTIONS, Reference, check_further_questions, check_ragged_batches, pictures, save
 
-TOKENS = 24
+TOKENS = 12
 
 
 @pytest.fixture(scope="module", params=picture_models.KINDS)

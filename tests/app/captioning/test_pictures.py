@@ -207,7 +207,7 @@ def test_a_damaged_image_has_the_same_name_however_it_is_given(captioner: Captio
 @pytest.mark.parametrize("given", GIVEN)
 def test_threads_may_share_an_image(captioner: Captioner, given: str) -> None:
     large = io.BytesIO()
-    Image.effect_noise((2000, 2000), 90).convert("RGB").save(large, "JPEG")
+    Image.effect_noise((1000, 1000), 90).convert("RGB").save(large, "JPEG")
     image = Image.open(large)
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: captioner.caption(GIVEN[given](image), max_new_tokens=1), range(8)))
@@ -304,19 +304,11 @@ def test_one_picture_is_asked_about_at_a_time(captioner: Captioner) -> None:
         captioner.caption(PREPROCESSED[None].repeat(2, axis=0))
 
 
-class Site(SimpleHTTPRequestHandler):
-    """A site with the golden pictures."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given, directory=str(PICTURE.parent))
-
-    def log_message(self, *_: object) -> None:
-        """Log nothing, because stderr belongs to the tests."""
-
-
 @pytest.fixture
 def site() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+    """The address of a site with the golden pictures."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(PICTURE.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://localhost:{server.server_port}"

@@ -78,8 +78,7 @@ def test_the_default_of_an_adapter_is_a_picture_of_zeros(adapter: str) -> None:
 @pytest.mark.parametrize(
     "options", [{"llama_dir": GOLDEN / "LLaMA-HF/TINY"}, model_options("CAPTION-TINY")], ids=["alone", "gates closed"]
 )
-@pytest.mark.proves("text without a picture", "CPU")
-@pytest.mark.proves("LLaMA without adapter", "CPU")
+@pytest.mark.proves("text without a picture", "LLaMA without adapter", "CPU")
 def test_without_a_prefix_it_is_the_llama_of_transformers(options: dict[str, object]) -> None:
     import transformers
 

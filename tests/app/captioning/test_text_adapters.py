@@ -97,8 +97,7 @@ def ids(captioner: Captioner, prompts: Any, **options: Any) -> list[tuple[int, .
     return [answer.token_ids for answer in captioner.generate_text(prompts, **{"max_new_tokens": 6, **options})]
 
 
-@pytest.mark.proves("LLaMA-Adapter V1 for texts", "CPU")
-@pytest.mark.proves("LLaMA-Adapter V2 for chat", "CPU")
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "LLaMA-Adapter V2 for chat", "CPU")
 @pytest.mark.parametrize("operators", ["auto", "aten"])
 @pytest.mark.parametrize("make", [chat_adapter, v1_adapter, partial(v1_adapter, heads=1)])
 def test_an_adapter_answers_as_a_naive_float64_loop(make: Make, operators: str, tmp_path: Path) -> None:
@@ -235,8 +234,7 @@ def test_gates_and_the_last_norm_may_be_in_an_adapter_for_chat(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.proves("LLaMA-Adapter V1 for texts", "ONNX")
-@pytest.mark.proves("LLaMA-Adapter V2 for chat", "ONNX")
+@pytest.mark.proves("LLaMA-Adapter V1 for texts", "LLaMA-Adapter V2 for chat", "ONNX")
 @pytest.mark.parametrize("make", [chat_adapter, v1_adapter])
 def test_an_exported_adapter_answers_as_torchs(make: Make, tmp_path: Path) -> None:
     make(tmp_path / "adapter.pth")

@@ -142,6 +142,8 @@ def test_an_unusable_manifest_is_refused_before_anything_is_read(tmp_path: Path,
     said = []
     for name, content in (
         ("m.json", ""),
+        ("m.json", "[]"),
+        ("m.json", "image,question\n"),
         ("m.csv", ""),
         ("m.csv", "picture,prompt\n"),
         ("m.csv", "a.png;x\n"),

@@ -243,21 +243,21 @@ def test_time_in_which_the_processes_are_frozen_does_not_count(
 
 def test_processes_that_stay_stopped_are_replaced_and_no_picture_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "STOPPED_LIMIT_S", 0.2)
-    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=600, num_processes=4) as reader:
+    with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=600, num_processes=2) as reader:
         reader.start()
         stopped = [os.pidfd_open(process_id) for process_id in reader.process_ids]
         for descriptor in stopped:
             signal.pidfd_send_signal(descriptor, signal.SIGSTOP)  # amid their start
-        with ThreadPoolExecutor(4) as pool:
-            started = list(pool.map(reader.read, PICTURES[:4]))
+        with ThreadPoolExecutor(2) as pool:
+            started = list(pool.map(reader.read, PICTURES[:2]))
         amid = reader.read(PICTURES[0], wants_pixels=to_all(reader, signal.SIGSTOP))
-        with ThreadPoolExecutor(4) as pool:  # the other three were stopped while they were idle
-            idle = list(pool.map(reader.read, PICTURES[:4]))
+        with ThreadPoolExecutor(2) as pool:  # the other one was stopped while it was idle
+            idle = list(pool.map(reader.read, PICTURES[:2]))
 
         assert all(select.select([descriptor], [], [], 20)[0] for descriptor in stopped), "they were killed"
     for descriptor in stopped:
         os.close(descriptor)
-    for path, reading in zip([*PICTURES[:4], PICTURES[0], *PICTURES[:4]], [*started, amid, *idle], strict=True):
+    for path, reading in zip([*PICTURES[:2], PICTURES[0], *PICTURES[:2]], [*started, amid, *idle], strict=True):
         assert is_same(reading, read_here(path))
 
 
@@ -305,7 +305,7 @@ def test_a_picture_whose_process_is_killed_each_time_has_an_error(
 
 
 def test_a_picture_for_which_memory_is_short_has_an_error_and_the_next_one_is_fine() -> None:
-    content = saved(Image.new("RGB", (8000, 8000)), "PNG", compress_level=1)
+    content = saved(Image.new("RGB", (6000, 6000)), "PNG", compress_level=1)
     with IsolatedReader(ReadingSpec(), pixels=PIXELS, timeout_s=60, num_processes=1, memory_bytes=2**26) as reader:
         large = reader.read(content)
         after = reader.read(PICTURES[0])
