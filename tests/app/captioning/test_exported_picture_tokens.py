@@ -26,7 +26,7 @@ from tests.fakes.exported import without_card
 from tests.parity.exported import choice_limit
 from tests.runtime.graphs import conftest
 
-TOKENS = 40  # rows of SmolVLM outgrow a gear of 128 positions
+TOKENS = 64
 
 install = conftest.install  # a fixture
 
