@@ -17,7 +17,6 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from llama_adapter.app.serving.http_api import batches as batches_module
 from llama_adapter.app.serving.http_api import file_store, uploads
@@ -29,7 +28,7 @@ from llama_adapter.app.serving.online.request_handle import RequestHandle
 from llama_adapter.app.serving.online.types import BusyError
 from llama_adapter.runtime.errors import UsageError
 from tests.app.serving.http_api.asgi import Client
-from tests.app.serving.http_api.live import StubService, answer, error, failed
+from tests.app.serving.http_api.live import StubService, answer, error, failed, served
 from tests.app.serving.http_api.requests import CHAT, chat
 from tests.app.serving.online.waiting import WAIT_S, wait_for
 
@@ -48,8 +47,8 @@ def opened(folder: Path, service: StubService, *, keys: tuple[str, ...] = (), **
     settings = ApiSettings(guards=GuardSettings(api_keys=keys))
     with open_batches(str(folder), service, settings=settings, limits=FileLimits(**limits)) as batches:  # type: ignore[arg-type]
         api = create_api(service, settings=settings, batches=batches)  # type: ignore[arg-type]
-        with TestClient(api, base_url="http://localhost") as client:
-            client.batches = batches  # type: ignore[attr-defined]
+        with served(api) as url, httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S, verify=False) as client:
+            client.app, client.batches = api, batches  # type: ignore[attr-defined]
             yield client
 
 
