@@ -59,7 +59,8 @@ def named_after(path: str | os.PathLike[str]) -> Iterator[None]:
 def partial_folder(target: Path) -> Iterator[Path]:
     """A new folder beside `target`, with the mode of any new folder. It is removed at the end, if it was not renamed.
 
-    What killed processes left in the same place is removed first. Raises OSError, which names `target`.
+    What killed processes left in the same place is removed first. Raises OSError, which names `target`; `named_after`
+    does so for errors in the context.
     """
     remove_leftovers(target.parent)
     with named_after(target):
@@ -71,11 +72,11 @@ def partial_folder(target: Path) -> Iterator[Path]:
                 if _is_held(descriptor):
                     break
                 os.close(descriptor)
-        try:
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            os.close(descriptor)
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _partial_name(name: str) -> str:

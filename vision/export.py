@@ -20,7 +20,7 @@ from llama_adapter.runtime.graphs.defaults import DTYPE, OPSET, OPSETS
 from llama_adapter.runtime.graphs.open_session import GraphSpec
 from llama_adapter.runtime.graphs.packages import require
 from llama_adapter.runtime.graphs.seal import SEAL_KEY, blank_seal, seal
-from llama_adapter.runtime.partial import partial_folder
+from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
 from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import VisionConfig
@@ -172,7 +172,7 @@ def write_graph(
     weights = f"{target.name}.data" if num_bytes > _MAX_PROTOBUF_BYTES else None
     model.metadata_props.update({METADATA_KEY: card.to_json(), SEAL_KEY: blank_seal(weights)})
     target.parent.mkdir(parents=True, exist_ok=True)
-    with partial_folder(target) as partial:
+    with named_after(target), partial_folder(target) as partial:
         onnx_ir.save(model, partial / target.name, external_data=weights)
         seal(partial / target.name, weights=weights)
         if check is not None:

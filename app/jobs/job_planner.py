@@ -34,7 +34,7 @@ class Asked:
     root: str | None  # the folder or archive that the user named
     path: str | None  # the picture's file, if it has one
     supersedes: tuple[str, ...]  # names that failed in an earlier run and under which this picture was found now
-    has_failed: bool = False  # in an earlier run
+    has_failed: bool = False  # in an earlier run or in another shard, which recorded it
 
 
 class _Plan(NamedTuple):
@@ -78,6 +78,7 @@ class JobPlanner:
                     root=picture.root,
                     path=picture.source if isinstance(picture.source, str) else None,
                     supersedes=supersedes,
+                    has_failed=picture.is_elsewhere,
                 )
                 if self.job.paddlenlp_out is not None:
                     digest = "" if picture.error is not None or error is not None else self._text_prefix or ""

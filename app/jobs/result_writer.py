@@ -61,7 +61,7 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         # so its lines do not wait.
         is_in_order = is_in_the_way and self._format == "text" and planner.earlier is None
         self._waiting: dict[int, Callable[[], None]] | None = {} if is_in_order else None  # by question index
-        self._next_index = 0
+        self._next_index = self._num_written = 0
         is_one_text = job.inputs.is_text and not job.inputs.prompt_files and len(job.questions) == 1
         self._is_single = is_one_text and job.n == 1  # text is printed without a name
         self._shown = ""  # the part of that text printed so far
@@ -119,6 +119,7 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         has_record = asked.has_failed and answer.error is not None and not asked.supersedes
         if self._file is not None and not has_record:
             self._file.write(record)
+            self._num_written += 1
         self._show_in_order(answer.index, partial(self._show, record))
         self.show_progress()
 
@@ -176,8 +177,8 @@ class ResultWriter(AbstractContextManager["ResultWriter"]):
         rate = f", {tally.num_pictures / wall_s:.2f} {tally.what}s/s" if tally.num_pictures else ""
         is_worth_telling = tally.num_pictures and waited_s > 0.05 * wall_s and not self._job.inputs.is_text
         waited = f", {waited_s / wall_s:.0%} of it waiting for pictures to be read" if is_worth_telling else ""
-        num_recorded = tally.num_pictures + tally.num_failed + known
-        written = f"; the records are in `{shown_name(self._file.path)}`" if self._file and num_recorded else ""
+        has_records = known or self._num_written
+        written = f"; the records are in `{shown_name(self._file.path)}`" if self._file and has_records else ""
         self.say(f"{', '.join(parts)} in {wall_s:.1f} s{rate}{waited}{written}")
 
     def finish(self, wall_s: float, *, waited_s: float, is_interrupted: bool) -> None:

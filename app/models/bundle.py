@@ -60,7 +60,7 @@ from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
-from llama_adapter.runtime.partial import partial_folder, remove_leftovers
+from llama_adapter.runtime.partial import named_after, partial_folder, remove_leftovers
 from llama_adapter.runtime.ranks import ALONE, Alone
 from llama_adapter.runtime.schemes import BUNDLE_VERSIONS, FLOAT, Precision
 from llama_adapter.runtime.schemes.files import TensorWriter
@@ -133,7 +133,7 @@ def save_bundle(
     halves = (vision, decoder) if has_encoder else (decoder,)
     require_space(target, [_forms(half, model) for half in halves])
     target.parent.mkdir(parents=True, exist_ok=True)
-    with partial_folder(target) as partial:
+    with named_after(target), partial_folder(target) as partial:
         tensors = model.decoder_state.items() if decoder_tensors is None else decoder_tensors
         if has_encoder:
             _write_half(partial / VISION, vision, model.vision_state.items(), model)

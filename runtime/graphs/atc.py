@@ -34,7 +34,7 @@ from llama_adapter.runtime.graphs.sidecar import (
     sidecar_path,
     write_sidecar,
 )
-from llama_adapter.runtime.partial import partial_folder
+from llama_adapter.runtime.partial import named_after, partial_folder
 
 # --precision_mode_v2 and the older --precision_mode exclude each other and share no value.
 PRECISION_MODES_V2: Final = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16")
@@ -215,7 +215,7 @@ def make_om(request: AtcRequest | DimsRequest, *, atc: Path, tick: Callable[[flo
     target = Path(os.path.abspath(request.output))
     check_om_path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with partial_folder(target) as partial:
+    with named_after(target), partial_folder(target) as partial:
         # In a separate folder, because ATC may leave other files.
         _run(atc, command(request, folder=partial), folder=partial, tick=tick)
         made = _find_result(partial, target.stem)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
-from llama_adapter.runtime.partial import partial_folder
+from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.runtime.user_cache import read_own, working_cache
 
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -61,7 +61,7 @@ def compiled(compiler: list[str], instructions: InstructionSet, extras: Collecti
         with suppress(OSError):
             if path.name == name_by_content(read_own(path), stem):
                 return path
-    with partial_folder(cache / stem) as folder:
+    with named_after(cache / stem), partial_folder(cache / stem) as folder:
         folder.chmod(0o700)
         made = folder / "kernels.so"
         compile_kernels(command, made)

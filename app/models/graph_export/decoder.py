@@ -37,7 +37,7 @@ from llama_adapter.runtime.errors import GraphError, UsageError
 from llama_adapter.runtime.given import require_one_of
 from llama_adapter.runtime.graphs.mindir_runtime import MindirRuntime
 from llama_adapter.runtime.graphs.sidecar import file_mark
-from llama_adapter.runtime.partial import partial_folder
+from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.runtime.schemes import FLOAT
 from llama_adapter.runtime.tensor_files.arrays import list_keys
 from llama_adapter.vision.encoder import encoder_from_state
@@ -86,7 +86,7 @@ def run_export_decoder(job: DecoderJob) -> None:
         tell("note: --prompt-template is left out: give it to the commands that answer with --decoder")
     tell(f"exporting the decoder of `{model.name}` as {job.format}, {job.precision}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with partial_folder(out) as partial:
+    with named_after(out), partial_folder(out) as partial:
         card = _write(job, model, tensors, partial)
         num_bytes = sum(file.stat().st_size for file in partial.rglob("*") if file.is_file())
         tell(f"exported {num_bytes / 1e6:,.1f} MB", started)

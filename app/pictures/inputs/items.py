@@ -67,6 +67,7 @@ class PictureInput:
     questions: tuple[QuestionFields, ...] = ()  # from a manifest, for this picture; empty: the job's
     error: AnswerError | None = None  # the reason, if there is no picture to open
     digest: str = ""  # for a picture with an error that was read elsewhere
+    is_elsewhere: bool = False  # belongs to another shard, which records its error; this one only tells it
 
     @classmethod
     def failed(cls, label: str, code: str, message: str, *, source: str | None = None, root: str | None = None) -> Self:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from llama_adapter.app.pictures.inputs.addresses import (
 )
 from llama_adapter.app.pictures.inputs.archives import archive_inputs, is_archive_name
 from llama_adapter.app.pictures.inputs.fields import spelt_path
-from llama_adapter.app.pictures.inputs.folders import file_input, folder_inputs, has_picture_suffix, is_folder
+from llama_adapter.app.pictures.inputs.folders import file_input, folder_inputs, is_folder
 from llama_adapter.app.pictures.inputs.items import InputsError, InputSpec, LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.lines import (
     STDIN,
@@ -63,16 +63,15 @@ def read_inputs(spec: InputSpec, *, addresses: bool = False, left_out: LeftOut |
     A name without pictures gives one item with an `error`, or one whose reading gives an error. Lines of lists may name
     folders and archives; wildcards are not expanded there. With `spec.shard` (i, n), the first 8 bytes of the SHA-256
     of an item's label (path normalised unless it is an address; UTF-8 with the handler `surrogatepass`), read as a
-    big-endian number, are taken modulo n; the item belongs to the shard if the result is i. An item without a picture
-    that stands for a whole name, such as a missing folder, belongs to every shard.
+    big-endian number, are taken modulo n; the item belongs to the shard if the result is i. If a name in `spec.paths`
+    has no pictures, as a missing folder, every shard gets its item, so that each machine tells it.
 
     Every call reads all inputs again; stdin and pipes can be read only once. Raises the errors of `check_inputs`, and
     OSError if reading a list or manifest fails later.
     """
     items = _all_inputs(spec, addresses=addresses, left_out=LeftOut() if left_out is None else left_out)
     if spec.shard is not None:
-        index, count = spec.shard
-        items = (item for item in items if _shard_of(item.label, count=count) == index or _is_of_all(item))
+        items = _of_shard(items, *spec.shard)
     yield from islice(items, spec.limit)
 
 
@@ -213,13 +212,19 @@ def _pattern_inputs(pattern: str, *, expand: Callable[..., Iterator[PictureInput
         yield PictureInput.failed(pattern, "missing", message)
 
 
-def _is_of_all(item: PictureInput) -> bool:
-    """Whether an item reports that a name gave no pictures, which may be so on one machine only."""
-    if item.source != item.label or "://" in item.label:
+def _of_shard(items: Iterable[PictureInput], index: int, count: int) -> Iterator[PictureInput]:
+    for item in items:
+        if _shard_of(item.label, count=count) == index:
+            yield item
+        elif _is_name_without_pictures(item):
+            yield replace(item, is_elsewhere=True)
+
+
+def _is_name_without_pictures(item: PictureInput) -> bool:
+    """Whether an item stands for a name of the command line, which may have no pictures on this machine only."""
+    if item.found_in or item.source != item.label or item.root not in (None, item.label) or "://" in item.label:
         return False
-    if item.root in (None, item.label) and (item.error or not (item.found_in or os.path.exists(item.label))):
-        return True
-    return not has_picture_suffix(item.label) and os.path.isdir(item.label)
+    return item.root is not None or item.error is not None or not os.path.exists(item.label)
 
 
 def _shard_of(label: str, *, count: int) -> int:

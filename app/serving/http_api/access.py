@@ -92,7 +92,8 @@ class AccessLog:
         try:
             await self.app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the server ends, and the request had not arrived
-            if not visit.status:
+            visit.is_left = visit.status > 0
+            if not visit.is_left:
                 await of_answer(CANCELLED).response()(scope, receive, send_with_id)
         except Exception as error:
             is_stalled = isinstance(error, TimeoutError) and visit.status > 0  # see `AnswerResponse`

@@ -149,8 +149,6 @@ class AdmissionQueue(Generic[E]):
 
     def add(self, entry: E) -> None:
         """Add a request whose picture must be read. If the cache dropped the picture, the request is added again."""
-        if not self._entries:
-            self._finish_times.clear()  # an idle time is no measure of the rate
         self._entries.add(entry)
         self._num_of[entry.ask.client] += 1
         self._count(entry, +1)
@@ -185,6 +183,12 @@ class AdmissionQueue(Generic[E]):
         self._ready_as(entry).remove(entry, owner=entry.ask.client)
         self._leave(entry)
         return True
+
+    def note_start(self, now: float) -> None:
+        """Requests come again after an idle time, which does not count in the rate."""
+        if self._finish_times:
+            idle_s = now - self._finish_times[-1]
+            self._finish_times = deque((time + idle_s for time in self._finish_times), self._finish_times.maxlen)
 
     def note_finish(self, now: float) -> None:
         """Record the time of an answer, for the estimate of `retry_after_s`."""

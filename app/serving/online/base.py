@@ -96,6 +96,8 @@ class QueuedService(ABC, Generic[E]):
         return RequestHandle(self._num_submitted, cancel=self._cancel)
 
     def _enter(self, entry: E) -> None:
+        if not self._entries:
+            self._queue.note_start(time.perf_counter())
         self._entries[entry.handle.id] = entry
         self._queue.add(entry)
 

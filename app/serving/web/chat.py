@@ -39,7 +39,7 @@ MAX_FILES: Final = 8  # files of one choice, until one of them is a picture
 _ALONE: Final = "Each question stands alone: the model does not see the earlier ones."
 _TOGETHER: Final = "The model sees the earlier questions and answers of this chat too."
 _WITHOUT: Final = "Without a picture"
-_FORGOTTEN: Final = "The server was restarted since, and has no earlier questions of this tab."
+_FORGOTTEN: Final = "The server no longer has the earlier questions of this tab."
 # A random key of the browser's tab, which a reload and going back keep, and `+` if the tab had it before.
 _TOKEN: Final = """(_, session) => {
     try {
@@ -155,7 +155,7 @@ class ChatEvents:
         while len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
         if before is None or not session.resume(before):
-            is_forgotten = before is None and key != token
+            is_forgotten = key != token and (before is None or bool(before.turns))
             told = render("parts", "status", text=_FORGOTTEN) if is_forgotten else gr.skip()
             return [gr.skip(), session, *[gr.skip()] * 5, told]
         shown = self._shown(session)

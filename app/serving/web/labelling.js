@@ -38,9 +38,10 @@ element.addEventListener('click', ({target}) => {
 });
 
 document.addEventListener('keydown', (event) => {
-    if (!view() || event.ctrlKey || event.altKey || event.metaKey || event.repeat) return;
+    if (!view() || event.ctrlKey || event.altKey || event.metaKey || event.getModifierState('AltGraph') || event.repeat) return;
     // A French keyboard has digits with Shift only, and a Russian one has no Latin letters: the place of the key counts.
-    const key = (/^[a-z\d]+$/i.test(event.key) ? event.key : event.code.replace(/^(Digit|Key)/, '')).toLowerCase();
+    const isPlain = event.shiftKey || /^[a-z\d]+$/i.test(event.key);
+    const key = (isPlain ? event.key : event.code.replace(/^(Digit|Key|Numpad)/, '')).toLowerCase();
     if (event.target.closest('button, summary, input, textarea') && key === 'enter') return; // presses it
     const pressed = key in OTHERS ? button(`[data-action=${OTHERS[key]}]`) : button(`[aria-keyshortcuts="${CSS.escape(key)}"]`);
     if (!pressed) return;

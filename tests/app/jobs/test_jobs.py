@@ -131,6 +131,16 @@ def test_a_part_without_pictures_names_no_file_of_records(out: Path, caption: Ca
     assert "the records are in" not in ran.err
 
 
+def test_every_part_tells_of_a_missing_folder_and_one_records_it(caption: Caption, tmp_path: Path) -> None:
+    parts = [dataclasses.replace(caption, out=tmp_path / f"{part}.jsonl") for part in range(3)]
+    ran = [part.of(tmp_path / "gone", "--shard", f"{number}/3") for number, part in enumerate(parts)]
+
+    assert [one.code for one in ran] == [3, 3, 3]
+    assert all("gone" in one.err for one in ran)
+    assert sorted(part.out.exists() for part in parts) == [False, False, True]
+    assert ["the records are in" in one.err for one in ran] == [part.out.exists() for part in parts]
+
+
 def test_a_sheet_asks_every_question_of_every_picture(run: Run, folder: Path, tmp_path: Path) -> None:
     sheet = tmp_path / "questions.jsonl"
     sheet.write_text(

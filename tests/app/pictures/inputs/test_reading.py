@@ -65,28 +65,24 @@ def test_folders_that_a_list_names_are_searched_like_those_of_the_command(
     assert labels.count(f"{tmp_path}/folder/sub/3.png") == 2  # named by the command, and in the list
 
 
-def test_shards_have_every_picture_once_and_each_reports_a_name_without_any(
-    everything: InputSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_shards_have_every_item_once_and_each_tells_of_names_without_pictures(
+    everything: InputSpec, tmp_path: Path
 ) -> None:
     fill(tmp_path, *(f"folder/more_{number}.png" for number in range(60)))
     Path(os.fsdecode(bytes(tmp_path) + b"/folder/raw\xff.png")).touch()
-    for name in ("empty", "tree/broken"):
-        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "empty.png").mkdir()
     (tmp_path / "loop").symlink_to("loop")
-    scandir = os.scandir
-    broken = f"{tmp_path}/tree/broken"
-    monkeypatch.setattr("os.scandir", lambda path: scandir(f"{path}/gone" if path == broken else path))
-    places = [f"{tmp_path}/{name}" for name in ("gone", "gone.tar", "loop", "empty", "none*.png", "some.tar")]
-    (tmp_path / "list.txt").write_text("".join(f"{tmp_path}/{name}\n" for name in ("listed", "empty", "a.png")))
-    spec = replace(everything, paths=(*everything.paths, *places[:4], f"{tmp_path}/tree"), recursive=True)
+    (tmp_path / "list.txt").write_text("".join(f"{tmp_path}/{name}\n" for name in ("listed", "empty.png", "a.png")))
+    places = [f"{tmp_path}/{name}" for name in ("gone", "gone.tar", "gone.png", "loop", "empty.png")]
+    spec = replace(everything, paths=(*everything.paths, *places))
+    names = {*places, f"{tmp_path}/none*.png", f"{tmp_path}/some.tar"}
     whole, shards = list(read_inputs(spec)), [list(read_inputs(replace(spec, shard=(index, 3)))) for index in range(3)]
-    labels, *parts = [[item.label for item in items] for items in (whole, *shards)]
-    own = [[label for label in part if label not in (*places, broken)] for part in parts]
+    own = [[item.label for item in shard if not item.is_elsewhere] for shard in shards]
 
-    assert all({*places, broken} < {*part} for part in parts)
-    assert sorted(itertools.chain(*own)) == sorted(label for label in labels if label not in (*places, broken))
-    for index, part in enumerate(own):
+    assert sorted(itertools.chain(*own)) == sorted(item.label for item in whole)
+    for index, (shard, part) in enumerate(zip(shards, own, strict=True)):
         assert len(part) > 5
+        assert {item.label for item in shard if item.is_elsewhere} == names - {*part}
         for label in part:
             assert int(hashlib.sha256(label.encode(errors="surrogatepass")).hexdigest()[:16], 16) % 3 == index
 

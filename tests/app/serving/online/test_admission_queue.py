@@ -71,15 +71,14 @@ def test_background_requests_count_towards_the_limit_of_their_client_and_are_not
 
 def test_an_idle_time_does_not_lengthen_the_wait_of_refused_requests() -> None:
     queue = AdmissionQueue(ServiceLimits(max_waiting=2))
-    for finished in (0.0, 3600.0, 3600.5):
-        add(queue, 0)
-        queue.take_ready(1, most_background=0)
+    for started, finished in ((0.0, 2.0), (2.0, 4.0), (3600.0, 3602.0)):
+        queue.note_start(started)
         queue.note_finish(finished)
     for _ in range(2):
         add(queue, 0)
     with pytest.raises(BusyError) as refused:
         add(queue, 0)
-    assert refused.value.retry_after_s == 1.0
+    assert refused.value.retry_after_s == 2.0  # for one of two
 
 
 def filled(items: list[str]) -> FairQueue[str]:

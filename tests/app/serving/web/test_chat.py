@@ -133,7 +133,7 @@ def test_the_oldest_chat_is_dropped(service: StubService, monkeypatch: pytest.Mo
     assert list(events._kept) == ["a" * 16, "c" * 16]
     told = [events.restore(key, ChatSession())[-1] for key in ("d" * 16, "c" * 16 + "+", "e" * 16 + "+")]
     assert told[:2] == [gr.skip()] * 2
-    assert "no earlier questions of this tab" in told[2]
+    assert "no longer has the earlier questions of this tab" in told[2]
 
 
 @pytest.mark.parametrize("token", [None, "", "short", 7, {}, "x" * 101])
