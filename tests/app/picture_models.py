@@ -148,7 +148,7 @@ class Reference:
             tokenizer_object=vocabulary(), bos_token="<|begin_of_text|>", eos_token=END
         )
         self.model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
-        self._known: dict[object, list[int]] = {}  # answers by what was asked, as several tests ask the same
+        self.known: dict[object, list[int]] = {}  # answers by what was asked, as several tests ask the same
 
     def ids(self, images: Sequence[Image.Image], question: str) -> tuple[list[int], dict[str, Any]]:
         """The ids of a prompt and the arguments with its pictures."""
@@ -174,9 +174,9 @@ class Reference:
     def answer(self, images: Sequence[Image.Image], question: str, *, max_new_tokens: int) -> list[int]:
         """The ids of a greedy answer, without the end."""
         asked = tuple((image.size, image.tobytes()) for image in images), question, max_new_tokens
-        if asked not in self._known:
-            self._known[asked] = self._answer(images, question, max_new_tokens=max_new_tokens)
-        return self._known[asked]
+        if asked not in self.known:
+            self.known[asked] = self._answer(images, question, max_new_tokens=max_new_tokens)
+        return self.known[asked]
 
     @torch.inference_mode()
     def _answer(self, images: Sequence[Image.Image], question: str, *, max_new_tokens: int) -> list[int]:

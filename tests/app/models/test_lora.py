@@ -557,6 +557,7 @@ def test_a_lora_of_the_language_model_in_a_model_that_sees_pictures(kind: str, t
     model = peft.get_peft_model(reference.model, peft.LoraConfig(r=4, init_lora_weights=False, target_modules=targets))
     model.save_pretrained(lora)
     reference.model = model.merge_and_unload()
+    reference.known.clear()
     merged = reference.answer([image], "What?", max_new_tokens=16)
 
     def answer() -> list[int]:
