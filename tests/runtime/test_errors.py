@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import typing
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -182,7 +182,13 @@ def test_control_characters_of_a_message_do_not_reach_the_terminal(capsys: pytes
     assert capsys.readouterr().err.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("writer", [atomic_write, partial_folder, named_after])
+@contextmanager
+def named_folder(place: Path) -> Iterator[Path]:
+    with named_after(place), partial_folder(place) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("writer", [atomic_write, named_folder, named_after])
 def test_a_write_that_fails_names_the_file_that_the_user_asked_for(
     tmp_path: Path, writer: Callable[[Path], AbstractContextManager[object]]
 ) -> None:

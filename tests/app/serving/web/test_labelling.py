@@ -239,7 +239,7 @@ def test_the_page_shows_names_and_choices_as_text(open_session: Open, stub: Stub
     page = label_html(session)
     elements = Elements(page)
     assert "onerror" not in elements.attributes
-    assert elements.attributes["aria-keyshortcuts"] == ["1", "2", "3", "Enter", "S", "U Backspace"]
+    assert elements.attributes["aria-keyshortcuts"] == ["Enter", "S", "U Backspace", "1", "2", "3"]
     assert elements.attributes["data-proposed"] == [None]
     assert ("90.0%" in page, "0 / 2" in page) == (True, True)
     do(session, "choose", 2)
