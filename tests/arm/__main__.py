@@ -33,7 +33,7 @@ QUICK_KERNELS = (
     ),
     f"{DECODER}::test_prefill_equals_single_steps_bitwise",
     f"{DECODER}::test_weights_of_few_bits_run_in_kernels_or_are_dequantised",
-    f"{RANKS}::test_all_ranks_have_the_whole_decoders_logits[int8-2]",
+    f"{RANKS}::test_all_ranks_have_the_whole_decoders_logits[heads of 128-torch.float32-int8-2]",
     *(f"{QUERY}[{case}]" for case in ("torch.float32-heads of 80", "torch.bfloat16-heads of 32 and 48")),
     f"{ENCODER}::test_a_picture_has_the_same_bits_alone_among_others_and_with_any_number_of_threads",
 )
