@@ -188,6 +188,7 @@ def test_buttons_that_are_replaced_keep_the_focus(visit: Visit) -> None:
     choose_sample(visit, "red star")
     ask(visit)
     expect(visit.page.locator("#chat-starters button")).not_to_have_count(2)
+    visit.wait_for_events()
     second = visit.page.locator("#chat-starters button").nth(1)
     second.focus()
     visit.page.keyboard.press("Enter")
