@@ -103,11 +103,11 @@ ALWAYS_INLINE void mixing_tile(const int rows, int type, const void *a, int64_t 
                                int64_t num_in, float *sums) {
 #ifdef BFLOAT16_PRODUCTS
     if (type == BFLOAT16) {
-        tile_bfloat16(NEAR, rows, a, stride, weights, num_in, sums, false);
+        tile_bfloat16(NEAR, rows, a, stride, weights, num_in, sums, false, NULL);
         return;
     }
 #endif
-    tile_float32(NEAR, rows, a, stride, weights, num_in, sums, false);
+    tile_float32(NEAR, rows, a, stride, weights, num_in, sums, false, NULL);
 }
 
 /* Products with keys or values as weights: `num_blocks` blocks of `num_in` inputs each, for up to `at_once` rows. */

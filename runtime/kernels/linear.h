@@ -10,10 +10,6 @@
 
 #define SMALL 16384     /* this many numbers to read or multiply are too few for another thread */
 #define ROWS_AT_ONCE 66 /* rows whose sums of one block stay in the L1 cache */
-/* Bytes of weights that stay in the L1 cache while all rows use them: FEW_ROWS or less cannot hide the wait for the L2
- * cache, and few rows of floats cannot hide the wait for a larger slab. More rows use `slab_bytes`. */
-#define FEW_ROWS 56
-#define SLAB_OF_FEW(kind) (is_integer(kind) ? 16 * 1024 : 12 * 1024)
 #define LEAST_PANEL 64 /* least number of outputs that are finished together */
 #define GROUP_BYTES (4 << 20) /* bytes of rows that stay in an outer cache while all weights are read */
 
@@ -331,25 +327,28 @@ static input_t convert_input(const linear_t *linear, const void *x, int type, in
 /* ---- products ---- */
 
 /* A tile of `rows` rows from `row` on, over inputs first..end-1 of a block. `w` are the weights from `first` on. */
-ALWAYS_INLINE void tile(const int kind, const int fetch, const int rows, const input_t *input, int64_t row, int64_t first,
-                        int64_t end, const void *w, float *c) {
+ALWAYS_INLINE const char *tile(const int kind, const int fetch, const int rows, const input_t *input, int64_t row,
+                               int64_t first, int64_t end, const void *w, float *c, const char *next) {
     int64_t at = row * input->stride + first, stride = input->stride, num_in = end - first;
-    if (kind == FLOAT32) tile_float32(fetch, rows, (const float *)input->values + at, stride, w, num_in, c, first > 0);
-    else if (kind == BFLOAT16)
-        tile_bfloat16(fetch, rows, (const bfloat16_input_t *)input->values + at, stride, w, num_in, c, first > 0);
-    else tile_of_integers(kind, fetch, rows, input, row, first, end, w, c);
+    const float *floats = (const float *)input->values + at;
+    const bfloat16_input_t *bfloats = (const bfloat16_input_t *)input->values + at;
+    if (kind == FLOAT32) return tile_float32(fetch, rows, floats, stride, w, num_in, c, first > 0, next);
+    if (kind == BFLOAT16) return tile_bfloat16(fetch, rows, bfloats, stride, w, num_in, c, first > 0, next);
+    return tile_of_integers(kind, fetch, rows, input, row, first, end, w, c, next);
 }
 
 /* A function for each kind and number of rows. In one large function, GCC 12 keeps vectors of tiles in memory. */
-typedef void (*tile_t)(const input_t *input, int64_t row, int64_t first, int64_t end, const void *w, float *c);
-#define TILE(kind, fetch, rows)                                                                                    \
-    static __attribute__((noinline)) void kind##_##fetch##_##rows(const input_t *input, int64_t row, int64_t first, \
-                                                                  int64_t end, const void *w, float *c) {           \
-        tile(kind, fetch, rows, input, row, first, end, w, c);                                                      \
+typedef const char *(*tile_t)(const input_t *input, int64_t row, int64_t first, int64_t end, const void *w, float *c,
+                              const char *next);
+#define TILE(kind, fetch, rows)                                                                                      \
+    static __attribute__((noinline)) const char *kind##_##fetch##_##rows(const input_t *input, int64_t row,           \
+                                                                         int64_t first, int64_t end, const void *w,   \
+                                                                         float *c, const char *next) {                \
+        return tile(kind, fetch, rows, input, row, first, end, w, c, next);                                           \
     }
 #define TILES(kind)                                                                                              \
     TILE(kind, NEAR, 1) TILE(kind, NEAR, 2) TILE(kind, NEAR, 3) TILE(kind, NEAR, 4) TILE(kind, NEAR, 5)          \
-    TILE(kind, NEAR, 6) TILE(kind, DEEP, 4) TILE(kind, DEEP, 5) TILE(kind, DEEP, 6) TILE(kind, NO_FETCH, 6)
+    TILE(kind, NEAR, 6) TILE(kind, DEEP, 4) TILE(kind, DEEP, 5) TILE(kind, DEEP, 6) TILE(kind, NEXT, 6)
 TILES(FLOAT32)
 TILES(BFLOAT16)
 TILES(INT8)
@@ -357,27 +356,25 @@ TILES(INT4)
 
 #define FIRST_THREE(kind) kind##_NEAR_1, kind##_NEAR_2, kind##_NEAR_3
 #define TILES_OF(kind)                                                     \
-    {{FIRST_THREE(kind), kind##_NEAR_4, kind##_NEAR_5, kind##_NO_FETCH_6}, \
+    {{FIRST_THREE(kind), kind##_NEAR_4, kind##_NEAR_5, kind##_NEXT_6}, \
      {FIRST_THREE(kind), kind##_NEAR_4, kind##_NEAR_5, kind##_NEAR_6},     \
      {FIRST_THREE(kind), kind##_DEEP_4, kind##_DEEP_5, kind##_DEEP_6}}
 static const tile_t tiles[][3][TILE_ROWS] = {TILES_OF(FLOAT32), TILES_OF(BFLOAT16), TILES_OF(INT8), TILES_OF(INT4)};
 
-/* Whether the L1 cache has 32 KB or less. 4 rows or more then fetch weights DEEP, which takes half of the time for 5 rows
- * of int8 on AMD Zen 4. An L1 cache of unknown size counts as larger. */
-static bool l1_is_small;
+static bool is_amd;
 /* Bytes of weights that many rows use one after the other, in the L2 cache: at most a quarter of it. The larger they are,
- * the more rarely sums are stored and loaded. On AMD Zen 4, 128 KB are 3 % faster than the 16 KB that fit the L1 cache,
- * and more gain less than 1 %. */
+ * the more rarely sums are stored and loaded. On AMD Zen 4, 128 KB are 3 % faster than the 16 KB that fit the L1 cache, and
+ * more gain less than 1 %; on a fifth-generation Xeon, 256 KB are 1 to 4 % faster than 128 KB. */
 static int64_t slab_bytes = 16 * 1024;
-__attribute__((constructor)) static void look_up_caches(void) {
+__attribute__((constructor)) static void look_up_processor(void) {
 #ifdef _SC_LEVEL1_DCACHE_SIZE
     long l1_bytes = sysconf(_SC_LEVEL1_DCACHE_SIZE), l2_bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-    l1_is_small = l1_bytes > 0 && l1_bytes <= 32768;
+    slab_bytes = least(256 * 1024, most(slab_bytes, l2_bytes / 4));
 #ifdef __x86_64__
     __builtin_cpu_init();
-    if (l1_is_small && __builtin_cpu_is("amd")) near_bytes = 0;
+    is_amd = __builtin_cpu_is("amd");
+    if (is_amd && l1_bytes > 0 && l1_bytes <= 32768) near_bytes = 0;
 #endif
-    slab_bytes = least(128 * 1024, most(slab_bytes, l2_bytes / 4));
 #endif
 }
 
@@ -408,27 +405,33 @@ static int64_t matrix_sums(const linear_t *self, const input_t *input, const cha
 }
 #endif
 
-/* Sums of one block for `num_rows` rows, beginning with first_row, into c; rows of c are SUMS_APART floats apart. */
-static void block_sums(const linear_t *self, const input_t *input, int64_t block, int64_t first_row, int64_t num_rows,
-                       bool by_matrices, float *c) {
+static inline const char *weights_of(const linear_t *self, int64_t output) {
+    return (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * (output / BLOCK);
+}
+
+/* Sums of a block with these weights for `num_rows` rows, beginning with first_row, into c; rows of c are SUMS_APART floats
+ * apart. `after` are the weights that the thread reads next. */
+static void block_sums(const linear_t *self, const input_t *input, const char *weights, int64_t first_row,
+                       int64_t num_rows, bool by_matrices, float *c, const char *after) {
     int64_t step = is_integer(self->kind) ? WIDE_GROUP : GROUP; /* inputs that tiles compute whole */
-    int64_t bytes = num_rows > FEW_ROWS ? slab_bytes : SLAB_OF_FEW(self->kind);
-    int64_t slab = step * most(1, bytes / bytes_of_block(self->kind, step));
+    int64_t slab = step * most(1, slab_bytes / bytes_of_block(self->kind, step));
     int64_t depth = num_rows <= TILE_ROWS ? self->num_in : slab;
-    /* A single tile of floats only waits for memory if the processor multiplies bfloat16: DEEP then costs 3 to 7 %. */
-    bool is_deep = l1_is_small && (num_rows > TILE_ROWS || is_integer(self->kind) || BFLOAT16_INPUT == FLOAT32);
-    int first_fetch = is_deep ? DEEP : NEAR; /* the first tile brings a slab into the cache, where the others find it */
-    const char *weights = (const char *)self->weight + bytes_of_block(self->kind, self->num_in) * block;
+    /* A single tile of floats on AMD Zen 4 only waits for memory: DEEP costs 3 to 7 % there. */
+    bool is_deep = !is_amd || num_rows > TILE_ROWS || is_integer(self->kind) || BFLOAT16_INPUT == FLOAT32;
+    int first_fetch = is_deep ? DEEP : NEAR;
     int64_t begin = 0;
 #ifdef MATRICES
     if (by_matrices) begin = matrix_sums(self, input, weights, first_row, num_rows, c);
 #endif
     for (int64_t first = begin; first < self->num_in; first += depth) {
         const char *w = weights + bytes_of_block(self->kind, first);
-        int64_t end = least(first + depth, self->num_in);
-        for (int64_t r = 0; r < num_rows; r += TILE_ROWS)
-            tiles[self->kind][r ? NO_FETCH : first_fetch][least(TILE_ROWS, num_rows - r) - 1](
-                input, first_row + r, first, end, w, c + r * SUMS_APART);
+        int64_t end = least(first + depth, self->num_in), num_bytes = bytes_of_block(self->kind, end - first), fetched = 0;
+        const char *next = end < self->num_in ? w + num_bytes : after;
+        for (int64_t r = 0; r < num_rows; r += TILE_ROWS) {
+            const char *from = fetched < num_bytes ? next + fetched : w;
+            tile_t tile = tiles[self->kind][r ? NEXT : first_fetch][least(TILE_ROWS, num_rows - r) - 1];
+            fetched += tile(input, first_row + r, first, end, w, c + r * SUMS_APART, from) - from;
+        }
     }
 }
 
@@ -529,14 +532,17 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
     for (int64_t item = first; item < end; item++) {
         int64_t first_part = item / group_items * each, in_group = item % group_items;
         int64_t here = least(each, num_parts - first_part), panel = in_group / here * self->panel;
+        int64_t next_panel = (in_group + 1) / here * self->panel;
         int64_t first_row = (first_part + in_group % here) * self->rows_of_part;
         int64_t stop = least(panel + self->panel, linear->num_out);
         int64_t num_rows = least(self->rows_of_part, self->num_rows - first_row);
         if (self->how != CONVERT && num_rows > TILE_ROWS) fetch_results(self, first_row, num_rows, panel);
         for (int64_t output = panel; output < stop; output += BLOCK) {
-            int64_t block = output / BLOCK, to = output - panel;
-            block_sums(linear, &self->input, block, first_row, num_rows, self->by_matrices, sums[0] + to);
-            if (up) block_sums(up, &self->input, block, first_row, num_rows, self->by_matrices, sums[1] + to);
+            int64_t to = output - panel, next = output + BLOCK < stop ? output + BLOCK : next_panel;
+            const char *weights = weights_of(linear, output), *after = weights_of(linear, next);
+            const char *others = up ? weights_of(up, output) : NULL;
+            block_sums(linear, &self->input, weights, first_row, num_rows, self->by_matrices, sums[0] + to, up ? others : after);
+            if (up) block_sums(up, &self->input, others, first_row, num_rows, self->by_matrices, sums[1] + to, after);
         }
         put_rows(self, first_row, num_rows, panel, stop, sums[0], sums[1]);
     }
@@ -544,11 +550,12 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
 }
 
 /* Number of outputs that are finished together. If they are converted for the next layer, a panel must hold a whole
- * group of its inputs. A larger panel reads rows more rarely: with AMX many rows take 2 to 18 % less time on one thread of
- * a fifth-generation Xeon. A smaller panel keeps more threads busy. */
+ * group of its inputs. A larger panel reads rows more rarely: many rows take 2 to 18 % less time with AMX, and 4 to 6 % less
+ * in float32, on one thread of a fifth-generation Xeon. A smaller panel keeps more threads busy. */
 static int64_t panel_of(const product_t *self, int num_threads) {
     int64_t num_large = parts_of(self->linear->num_out, PANEL) * parts_of(self->num_rows, self->rows_of_part);
-    if (self->by_matrices && self->num_rows > 2 * MATRIX_ROWS && num_large >= 2 * num_threads) return PANEL;
+    int64_t few_rows = self->by_matrices ? 2 * MATRIX_ROWS : ROWS_AT_ONCE;
+    if (self->num_rows > few_rows && num_large >= 2 * num_threads) return PANEL;
     return most(most(BLOCK, LEAST_PANEL), self->how == CONVERT && is_integer(self->next->kind) ? WIDE_GROUP : 0);
 }
 
