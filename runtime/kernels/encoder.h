@@ -118,8 +118,8 @@ static void multiply_tiles(int64_t at_once, int64_t num_rows, int type, const vo
         float *c = sums + place_of_sum(at_once, 0, block * BLOCK);
 #ifdef MATRICES
         if (at_once > TILE_ROWS) {
-            if (num_rows > MATRIX_ROWS) bfloat16_matrices(2, a, stride, w, num_in, c, false, false);
-            else bfloat16_matrices(1, a, stride, w, num_in, c, false, false);
+            if (num_rows > MATRIX_ROWS) bfloat16_matrices(2, a, stride, w, num_in, c, false, NEXT);
+            else bfloat16_matrices(1, a, stride, w, num_in, c, false, NEXT);
             continue;
         }
 #endif

@@ -386,14 +386,16 @@ static int64_t matrix_sums(const linear_t *self, const input_t *input, const cha
     if (self->kind == BFLOAT16) {
         int64_t end = self->num_in / GROUP * GROUP, slab = most(1, slab_bytes / (2 * GROUP * BLOCK)) * GROUP;
         int64_t depth = num_rows <= MATRIX_ROWS ? end : slab, both = 2 * MATRIX_ROWS;
+        int first_fetch = input->num_rows <= 2 * both ? DEEP : NEAR; /* many rows find weights of a panel in a cache */
         for (int64_t first = 0; first < end; first += depth)
             for (int64_t r = 0; r < num_rows; r += both) {
                 const bfloat16_t *a = (const bfloat16_t *)input->values + (first_row + r) * input->stride + first;
                 const bfloat16_t *part = (const bfloat16_t *)weights + first * BLOCK;
                 int64_t num_in = least(depth, end - first);
                 float *to = c + r * SUMS_APART;
-                if (num_rows - r > MATRIX_ROWS) bfloat16_matrices(2, a, input->stride, part, num_in, to, first, !r);
-                else bfloat16_matrices(1, a, input->stride, part, num_in, to, first, !r);
+                int fetch = r ? NEXT : first_fetch;
+                if (num_rows - r > MATRIX_ROWS) bfloat16_matrices(2, a, input->stride, part, num_in, to, first, fetch);
+                else bfloat16_matrices(1, a, input->stride, part, num_in, to, first, fetch);
             }
         return end;
     }

@@ -24,13 +24,14 @@ typedef struct {
 #include "amx.h"
 
 #define MATRIX_ROWS 16
-#define FEWEST_ROWS 10 /* of integers; for fewer, vectors are as fast */
+/* Of integers; for fewer, vectors are as fast. */
+#define FEWEST_ROWS(kind) ((kind) == INT4 ? 12 : 10)
 
 static bool has_matrices;
 __attribute__((constructor)) static void look_up_matrices(void) { has_matrices = may_use_matrices(); }
 
 static inline bool uses_matrices(int kind, int64_t num_rows) {
-    return has_matrices && (kind == BFLOAT16 || (kind != FLOAT32 && num_rows >= FEWEST_ROWS));
+    return has_matrices && (kind == BFLOAT16 || (kind != FLOAT32 && num_rows >= FEWEST_ROWS(kind)));
 }
 
 /* Registers 0 to 3 hold sums and 4 and 5 activations, of 16 rows or `num_rows` if these are fewer; 6 and 7 hold weights.
@@ -45,16 +46,12 @@ static void set_up_matrices(int64_t num_rows, int64_t bytes) {
     set_shapes(&shapes);
 }
 
-ALWAYS_INLINE void fetch_lines(const void *at, int64_t num_bytes) {
-    for (int64_t line = 0; line < num_bytes; line += 64) __builtin_prefetch((const char *)at + line);
-}
-
 #define EACH_OF_FOUR(f) {f(0); f(1); f(2); f(3);}
 
-/* Sums of a block for up to 16 rows (`halves` 1) or 32 (2). `num_in` is a multiple of GROUP. `fetches`: whether the weights
- * are fetched ahead into the cache. */
+/* Sums of a block for up to 16 rows (`halves` 1) or 32 (2). `num_in` is a multiple of GROUP. `fetch` is NEXT if the weights
+ * are in a cache. */
 ALWAYS_INLINE void bfloat16_matrices(const int halves, const bfloat16_t *a, int64_t stride, const bfloat16_t *w,
-                                     int64_t num_in, float *c, bool go_on, bool fetches) {
+                                     int64_t num_in, float *c, bool go_on, int fetch) {
     const int64_t row_bytes = 2 * stride, num_steps = num_in / GROUP, step = GROUP * BLOCK;
 #define SUMS(n) (c + (halves == 1 ? n * LANES : n / 2 * MATRIX_ROWS * SUMS_APART + n % 2 * LANES))
 #define LOAD_SUMS(n) LOAD(n, SUMS(n), 4 * SUMS_APART)
@@ -65,7 +62,8 @@ ALWAYS_INLINE void bfloat16_matrices(const int halves, const bfloat16_t *a, int6
         if (go_on) EACH_OF_FOUR(LOAD_SUMS)
         else EACH_OF_FOUR(CLEAR)
         for (int64_t k = 0; k < num_steps; k++, inputs += GROUP, weights += step) {
-            if (fetches && !v) fetch_lines(weights + 2 * step, 2 * step);
+            if (fetch == NEAR && !v) fetch_ahead(NEAR, 2 * step / 64, weights, NULL);
+            if (fetch == DEEP && !v) fetch_ahead(DEEP, 2 * step / 64, weights, NULL);
             LOAD(4, inputs, row_bytes);
             LOAD(6, weights, 4 * BLOCK);
             LOAD(7, weights + 2 * LANES, 4 * BLOCK);
@@ -154,7 +152,7 @@ ALWAYS_INLINE void integer_matrices(const int kind, const int64_t group, const i
                 else sum_groups(1, group, a, stride, weights, sums);
                 for (int64_t r = 0; r < count; r++, total += SUMS_APART, next += fetched) {
                     floats_t scaled[2] = {zeros(), zeros()};
-                    fetch_lines(next, fetched);
+                    for (int64_t at = 0; at < fetched; at += 64) __builtin_prefetch(next + at, 0, 2);
                     EACH(g, WIDE_GROUP / group) {
                         ints_t offset = splat_ints(offsets[g * apart + r]);
                         floats_t base = splat(bases[g * apart + r]);
