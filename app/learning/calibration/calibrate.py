@@ -19,7 +19,7 @@ from llama_adapter.app.learning.evaluating.data import ask_stored, model_questio
 from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions, work_items
 from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
-from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.learning.labelled.rows import SPLITS, Columns
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
@@ -110,6 +110,9 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     for example in found.examples:
         if example.item.source is None:
             found.refuse(example.place, f"it has no picture in a column {named(PICTURE_COLUMNS)}")
+    if num_learned := sum(one.split == SPLITS[0] for one in found.examples):
+        reason = f"examples of the split train: {num_learned:,}; a threshold from pictures that the model learned"
+        found.warn(path, f"{reason} promises too much, so name a table of others, such as a run's validation.jsonl")
     found.require_sound(path)
     for line in shown_problems(found.problems):
         say(f"note: {line}")
