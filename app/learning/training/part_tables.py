@@ -16,7 +16,7 @@ from llama_adapter.app.learning.labelled.example import MOST_NAMED, Example
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.pictures.inputs import PictureInput, natural_key
 from llama_adapter.app.pictures.inputs.fields import as_template
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import write_text
 
 
 def table_name(part: str) -> str:
@@ -31,9 +31,8 @@ def write_tables(data: TrainingData, folder: Path) -> None:
         if not examples:
             path.unlink(missing_ok=True)
             continue
-        with atomic_write(path) as file:
-            for row in table_rows([one.example for one in examples], part=part):
-                file.write(json.dumps(row).encode() + b"\n")
+        rows = table_rows([one.example for one in examples], part=part)
+        write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def table_rows(examples: Sequence[Example], *, part: str) -> Iterator[dict[str, Any]]:

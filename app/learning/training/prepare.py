@@ -188,9 +188,11 @@ def _is_there(example: Example) -> bool:
     return not isinstance(source, str) or os.path.isfile(source)
 
 
-def run_digest(job: TrainJob, data: TrainingData) -> str:
-    """SHA-256 over what the steps of a run depend on, except the model. A run resumes only with the same digest."""
+def run_digest(job: TrainJob, data: TrainingData, *, model: str = "") -> str:
+    """SHA-256 over what a run depends on, which resumes only with the same. `model` is its digest, "" if not open."""
     values = {
+        "model": model,
+        "pictures": dataclasses.asdict(job.spec.pictures),
         "data": data.digest,
         "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],
         "choice": dataclasses.asdict(job.choice),

@@ -33,7 +33,7 @@ from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.llm.weights.adapter import check_fits, open_adapter
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, write_text
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
@@ -58,8 +58,7 @@ def write_beginning(job: TrainJob, data: TrainingData, *, run: str) -> None:
         (SETTINGS, format_settings(job.settings)),
         (DATA, json.dumps({"run": run, **data.to_dict()}, indent=1) + "\n"),
     ):
-        with atomic_write(job.folder / name) as file:
-            file.write(text.encode(errors="backslashreplace"))
+        write_text(job.folder / name, text)
     write_tables(data, job.folder)
 
 
@@ -133,22 +132,19 @@ def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[S
     for one in found:
         kind = "" if len(found) == 1 else f"-{one.task}"
         for suffix, text in ((".json", as_json(one)), (".md", as_markdown(one))):
-            with atomic_write(job.folder / f"test{kind}{suffix}") as file:
-                file.write(text.encode(errors="backslashreplace"))
+            write_text(job.folder / f"test{kind}{suffix}", text)
     return found
 
 
-def draw(job: TrainJob) -> bool:
-    """Draw `curves.png`; returns False, after a note, without matplotlib or if another program has damaged the log."""
+def draw(job: TrainJob) -> None:
+    """Draw `curves.png`; without matplotlib, or if another program has damaged the log, there is a note instead."""
     try:
         rows = read_log(job.folder / LOG)
     except TrainingError as error:
         say(f"note: the curves are not drawn: {error.message}")
-        return False
-    is_drawn = draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem)
-    if not is_drawn:
+        return
+    if not draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem):
         say(f"note: `{CURVES}` is not drawn, because matplotlib is not installed. Install it:\n{install_hint('train')}")
-    return is_drawn
 
 
 def write_card(
@@ -186,8 +182,7 @@ def write_card(
         reports=[_nested(as_markdown(one)) for one in scores],
         unscored=unscored,
     )
-    with atomic_write(job.folder / CARD) as file:
-        file.write(f"{text}\n".encode(errors="backslashreplace"))
+    write_text(job.folder / CARD, f"{text}\n")
 
 
 def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
@@ -252,8 +247,9 @@ def score_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> 
     every, learned = caption_prompts(data.everything), caption_prompts(data.train)
     is_asked = job.question is not None and (len(every) > 1 or every != learned)  # else the model stores it
     question = f" {_flag('question', job.question or '')}" if is_asked else ""
+    is_mixed = len({one.example.choices is None for one in data.test}) > 1  # `eval` takes choices for all or none
     table, out = _quoted(job.folder / table_name(TEST)), _flag("out", job.folder / "scores")
-    return f"llama-adapter eval {table} {_model(job, bundle)}{question} {out}"
+    return f"llama-adapter eval {table} {_model(job, bundle)}{question}{' --task open' * is_mixed} {out}"
 
 
 def calibrate_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> str | None:

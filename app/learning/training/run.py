@@ -225,7 +225,7 @@ class _Training:
                 for name in (EYE, LAST, BEST):
                     (job.folder / name).unlink(missing_ok=True)
             results.write_beginning(job, data, run=self._began)
-        digest = run_digest(job, data)
+        digest = run_digest(job, data, model=self._model.start_digest)
         eye = Eye(self._model, targets, encodings=self._encodings, job=job, run=digest, ranks=ranks)
         if job.resume:
             eye.resume()
@@ -298,9 +298,8 @@ class _Training:
     def _loop(self, distributed: Distributed, interruption: Interruption) -> Ended:
         job, ranks, data, encodings = self._job, self._ranks, self._data, self._encodings
         step_size = job.optimisation.step_size(len(data.train))
-        rows = min(
-            self._planned.rows, -(-step_size // ranks.size)
-        )  # fewer examples are left if pictures are unreadable
+        # Fewer examples are left if pictures are unreadable.
+        rows = min(self._planned.rows, -(-step_size // ranks.size))
         validator = None
         if data.validation:
             opens = partial(captioner_of, distributed.model, job.spec) if self._planned.is_scored else None
@@ -312,7 +311,7 @@ class _Training:
             loop = Loop(
                 distributed,
                 job=job,
-                run=run_digest(job, data),
+                run=run_digest(job, data, model=self._model.start_digest),
                 feeder=feeder,
                 validate=validator,
                 ranks=ranks,
