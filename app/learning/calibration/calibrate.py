@@ -65,7 +65,11 @@ def run_calibration(job: CalibrationJob) -> int:
     Raises InputsError and UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
     """
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
-    _check_outputs(job)
+    outputs = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
+    refuse_to_replace(outputs, force=job.force, other=", or name another file as --calibration-out or --plot")
+    require_place(job.calibration_out)
+    if job.plot is not None:
+        check_plot(job.plot)
     questions = [question_of(one, question=job.question, input=job.input) for one in labelled]
     with Captioner.from_spec(job.spec) as captioner:
         default, digest = captioner.info.default_prompt, captioner.info.digest
@@ -117,15 +121,6 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     for line in shown_problems(found.problems):
         say(f"note: {line}")
     return found.examples
-
-
-def _check_outputs(job: CalibrationJob) -> None:
-    """Raise UsageError for output files that exist, and OSError for those that cannot be written."""
-    paths = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
-    refuse_to_replace(paths, force=job.force, other=", or name another file as --calibration-out or --plot")
-    require_place(job.calibration_out)
-    if job.plot is not None:
-        check_plot(job.plot)
 
 
 def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:

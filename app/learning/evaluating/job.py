@@ -211,7 +211,6 @@ def _notes(
 def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, *, examples: Sequence[Example]) -> None:
     sources = {example.item.label: example.item.source for example in examples}
     pictures = [thumbnail_of(sources.get(one.outcome.picture)) for one in scores.worst]
-    page = as_html(scores, comparison, pictures=pictures)
-    table = as_json(scores, comparison, pictures=pictures)
-    for name, text in {SCORES: table, "scores.md": as_markdown(scores, comparison), "scores.html": page}.items():
-        write_text(folder / name, text)
+    write_text(folder / SCORES, as_json(scores, comparison, pictures=pictures))
+    write_text(folder / "scores.md", as_markdown(scores, comparison))
+    write_text(folder / "scores.html", as_html(scores, comparison, pictures=pictures))

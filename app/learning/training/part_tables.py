@@ -19,15 +19,10 @@ from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.runtime.atomic_write import write_text
 
 
-def table_name(part: str) -> str:
-    """The file name of a part's table."""
-    return f"{part}.jsonl"
-
-
 def write_tables(data: TrainingData, folder: Path) -> None:
     """Write a table for each part with examples; of an empty part, remove that of an earlier run. Raises OSError."""
     for part, examples in data.parts:
-        path = folder / table_name(part)
+        path = folder / f"{part}.jsonl"
         if not examples:
             path.unlink(missing_ok=True)
             continue

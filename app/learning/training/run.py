@@ -177,6 +177,9 @@ class _Training:
             self._tell(f"note: {note}")
         if data.warnings:
             self._tell(f"note: the data have these faults:\n{data.warnings}")
+        if num_known := results.num_known(job, self._model, data):
+            what = f"{counted(num_known, 'picture')} that the model has learned before, so its scores are too high"
+            self._tell(f"note: the test has {what}: name the splits of the earlier run in a column `split`")
         with terminated_as_interrupted():
             self._encodings, self._unreadable = encode_all(job, self._model, data, ranks=ranks)
         self._data = data.without({one.digest for one in self._unreadable if one.digest})
