@@ -23,6 +23,7 @@ from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.app.command_line.parser import Parser, add_config
 from llama_adapter.app.command_line.values import parse_text, settings, value_of
 from llama_adapter.app.jobs.report import Report, Tally
+from llama_adapter.app.models.models_by_name import form_of
 from llama_adapter.app.models.parallel.launch import launched_follower
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import AUTO, PLAIN_MODES, CaptionerSpec
@@ -132,7 +133,7 @@ def clip_or_encoder(place: str | None) -> dict[str, str | None]:
 
 def llama_type(llama_dir: str | None) -> str | None:
     """The only model in the folder, else the guide's default, 7B."""
-    if llama_dir is None or not Path(llama_dir).is_dir() or (Path(llama_dir) / "config.json").is_file():
+    if llama_dir is None or not Path(llama_dir).is_dir() or form_of(Path(llama_dir)) is not None:
         return None
     models = sorted(params.parent.name for params in Path(llama_dir).glob("*/params.json"))
     return models[0] if len(models) == 1 else "7B"

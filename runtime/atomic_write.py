@@ -39,6 +39,12 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 os.unlink(file.name)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Replace a file by a text, as `atomic_write` does. What UTF-8 lacks is written as escapes."""
+    with atomic_write(path) as file:
+        file.write(text.encode(errors="backslashreplace"))
+
+
 def require_place(path: str | os.PathLike[str]) -> None:
     """Raise OSError if `atomic_write` cannot write to `path`, before long work. Missing folders are created."""
     place = _place(path)

@@ -56,7 +56,7 @@ from llama_adapter.app.models.sketch import HalfConfig, expected_forms, sketch
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.llm.split import dense, share_of, shares_of, take
-from llama_adapter.runtime.atomic_write import atomic_write, replace_folder
+from llama_adapter.runtime.atomic_write import replace_folder, write_text
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.graphs.card import fingerprint
@@ -406,8 +406,7 @@ def _entry(path: Path) -> dict[str, int | str]:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def require_space(target: Path, forms: Iterable[Mapping[str, TensorForm]]) -> None:

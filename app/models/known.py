@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import llama_adapter
 from llama_adapter.app.models.models_by_name import bundle_folder
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec, ModelInfo
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import write_text
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.host_memory import free_host_bytes
 from llama_adapter.runtime.kernels.instruction_sets import CHOICE, processor_flags
@@ -67,8 +67,7 @@ class KnownModel:
             return
         with suppress(OSError, ValueError):
             place = _place(spec)
-            with atomic_write(place) as file:
-                file.write(json.dumps(dataclasses.asdict(self) | {"files": files}).encode())
+            write_text(place, json.dumps(dataclasses.asdict(self) | {"files": files}))
             others = sorted(place.parent.glob("*.json"), key=lambda one: one.stat().st_mtime_ns)
             for old in others[:-_MOST_MODELS]:
                 old.unlink(missing_ok=True)

@@ -216,8 +216,10 @@ def test_the_only_model_of_a_folder_is_meant_and_7b_among_several(tmp_path: Path
     (tmp_path / "7B" / "params.json").touch()
     assert demo_bsz.llama_type(str(tmp_path)) == "7B"
 
-    (tmp_path / "config.json").touch()  # a Hugging Face folder is itself the model
-    assert demo_bsz.llama_type(str(tmp_path)) is None
+    for name in ("config.json", "manifest.json"):  # a Hugging Face folder and a bundle are models themselves
+        (tmp_path / name).touch()
+        assert demo_bsz.llama_type(str(tmp_path)) is None
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.slow

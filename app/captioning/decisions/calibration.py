@@ -19,7 +19,7 @@ from llama_adapter.app.captioning.decisions.measures import (
     apply_temperature,
 )
 from llama_adapter.app.captioning.decisions.rule import Rule
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import write_text
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -91,8 +91,7 @@ def write_calibration(calibration: Calibration, path: str) -> None:
     """Write the file atomically. Raises OSError."""
     content = {"format": CALIBRATION_FORMAT, "version": CALIBRATION_VERSION, **asdict(calibration)}
     text = json.dumps(content, indent=1, ensure_ascii=True, allow_nan=False)
-    with atomic_write(path) as file:
-        file.write(text.encode() + b"\n")
+    write_text(path, f"{text}\n")
 
 
 def read_calibration(path: str) -> Calibration:

@@ -106,7 +106,7 @@ def _schema(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     from llama_adapter.app.compat import foreign
-    from llama_adapter.runtime.atomic_write import atomic_write
+    from llama_adapter.runtime.atomic_write import write_text
     from llama_adapter.runtime.settings.shown import format_settings
 
     imported = foreign.import_file(options.file)
@@ -115,8 +115,7 @@ def _import(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
         return ExitCode.OK
-    with atomic_write(options.out) as file:
-        file.write(text.encode(errors="backslashreplace"))
+    write_text(options.out, text)
     return ExitCode.OK
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from llama_adapter.app.command_line.values import require_folder, settings, spec_from
-from llama_adapter.runtime.atomic_write import atomic_write, require_place
+from llama_adapter.runtime.atomic_write import require_place, write_text
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.plots import check_plot
 
@@ -56,8 +56,7 @@ def run_bench(options: argparse.Namespace) -> int:
     result = measure(job, tell=tell)
     as_json = json.dumps(result.to_dict(), indent=1)
     if options.out is not None:
-        with atomic_write(options.out) as file:
-            file.write(as_json.encode() + b"\n")
+        write_text(options.out, f"{as_json}\n")
     if options.plot is not None:
         write_plot(result, options.plot)
     print(as_json if options.json else format_table(result))

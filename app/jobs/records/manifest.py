@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from llama_adapter.app.jobs.records.record import is_part
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import write_text
 from llama_adapter.runtime.record_lines import RecordFileError
 from llama_adapter.runtime.text import shown_excerpt
 
@@ -77,8 +77,7 @@ def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifes
     content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "runs": [asdict(run) for run in runs.values()]}
     # Surrogates (bytes that are not UTF-8) are written as escapes, and reading gives them back unchanged.
     text = json.dumps(content, indent=2, ensure_ascii=False)
-    with atomic_write(place) as file:
-        file.write(text.encode(errors="backslashreplace") + b"\n")
+    write_text(place, f"{text}\n")
 
 
 def read_manifest(records_path: str | os.PathLike[str]) -> list[RunManifest]:

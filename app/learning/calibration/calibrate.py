@@ -19,7 +19,7 @@ from llama_adapter.app.learning.evaluating.data import ask_stored, model_questio
 from llama_adapter.app.learning.evaluating.outcomes import question_of, require_questions, work_items
 from llama_adapter.app.learning.labelled.example import Example, shown_problems
 from llama_adapter.app.learning.labelled.reading import read_examples
-from llama_adapter.app.learning.labelled.rows import Columns
+from llama_adapter.app.learning.labelled.rows import SPLITS, Columns
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stored_questions
 from llama_adapter.app.pictures.inputs import InputSpec, read_inputs
@@ -65,7 +65,11 @@ def run_calibration(job: CalibrationJob) -> int:
     Raises InputsError and UsageError for unusable tables and files, and the errors that runtime/problems.py lists.
     """
     labelled = _chosen(job, read_labelled(job.calibrate, choices=job.choices))
-    _check_outputs(job)
+    outputs = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
+    refuse_to_replace(outputs, force=job.force, other=", or name another file as --calibration-out or --plot")
+    require_place(job.calibration_out)
+    if job.plot is not None:
+        check_plot(job.plot)
     questions = [question_of(one, question=job.question, input=job.input) for one in labelled]
     with Captioner.from_spec(job.spec) as captioner:
         default, digest = captioner.info.default_prompt, captioner.info.digest
@@ -110,19 +114,13 @@ def read_labelled(path: str, *, choices: tuple[str, ...]) -> list[Example]:
     for example in found.examples:
         if example.item.source is None:
             found.refuse(example.place, f"it has no picture in a column {named(PICTURE_COLUMNS)}")
+    if num_learned := sum(one.split == SPLITS[0] for one in found.examples):
+        reason = f"examples of the split train: {num_learned:,}; a threshold from pictures that the model learned"
+        found.warn(path, f"{reason} promises too much, so name a table of others, such as a run's validation.jsonl")
     found.require_sound(path)
     for line in shown_problems(found.problems):
         say(f"note: {line}")
     return found.examples
-
-
-def _check_outputs(job: CalibrationJob) -> None:
-    """Raise UsageError for output files that exist, and OSError for those that cannot be written."""
-    paths = [Path(path) for path in (job.calibration_out, job.plot) if path is not None]
-    refuse_to_replace(paths, force=job.force, other=", or name another file as --calibration-out or --plot")
-    require_place(job.calibration_out)
-    if job.plot is not None:
-        check_plot(job.plot)
 
 
 def _chosen(job: CalibrationJob, labelled: list[Example]) -> list[Example]:

@@ -37,7 +37,7 @@ from llama_adapter.app.models.sight import require_sight
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import PictureInput, QuestionFields
 from llama_adapter.app.pictures.reading.reader import PictureReading
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import write_text
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.runtime.terminal.stderr_lines import say
@@ -211,8 +211,6 @@ def _notes(
 def _write_reports(folder: Path, scores: Scores, comparison: Comparison | None, *, examples: Sequence[Example]) -> None:
     sources = {example.item.label: example.item.source for example in examples}
     pictures = [thumbnail_of(sources.get(one.outcome.picture)) for one in scores.worst]
-    page = as_html(scores, comparison, pictures=pictures)
-    table = as_json(scores, comparison, pictures=pictures)
-    for name, text in {SCORES: table, "scores.md": as_markdown(scores, comparison), "scores.html": page}.items():
-        with atomic_write(folder / name) as file:
-            file.write(text.encode(errors="backslashreplace"))
+    write_text(folder / SCORES, as_json(scores, comparison, pictures=pictures))
+    write_text(folder / "scores.md", as_markdown(scores, comparison))
+    write_text(folder / "scores.html", as_html(scores, comparison, pictures=pictures))

@@ -35,7 +35,8 @@ def known_examples(path: str, *, columns: Columns) -> Examples | None:
     Malformed entries are problems. Raises InputsError if a file is unusable or a folder has several sets.
     """
     if os.path.isdir(path):
-        if _MME_CATEGORIES & {name.lower() for name in sub_folders(path)} and (texts := list(_mme(path))):
+        texts = list(_mme(path)) if _MME_CATEGORIES & {name.lower() for name in sub_folders(path)} else []
+        if any(row.values["question"] for row in texts):  # captions beside pictures have no tab
             return _examples(texts, columns=columns)
         files = _files(path)
     else:

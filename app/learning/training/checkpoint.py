@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, write_text
 from llama_adapter.runtime.errors import CheckpointError, LlamaAdapterError, UsageError
 from llama_adapter.runtime.tensor_files.files import check_names, check_shapes, read_metadata, read_safetensors
 from llama_adapter.runtime.text import shown_name
@@ -28,8 +28,8 @@ class TrainingError(LlamaAdapterError):
 def other_run(folder: Path) -> UsageError:
     """The error if `--resume` finds a run with other settings or data in the folder."""
     return UsageError(
-        f"The run in `{shown_name(str(folder))}` has other data, examples or settings, or another version began it",
-        hint="resume with the same data, settings and version, or start again with --force",
+        f"The run in `{shown_name(str(folder))}` has another model, data, examples, settings or version",
+        hint="resume with the same model, data, settings and version, or start again with --force",
     )
 
 
@@ -77,8 +77,7 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: LoopState
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_write(path) as file:
         file.write(save(held, metadata={"format": _FORMAT, "state": values, "sha256": _digest(held, values)}))
-    with atomic_write(path.with_suffix(".json")) as file:
-        file.write(json.dumps(asdict(state), indent=1).encode() + b"\n")
+    write_text(path.with_suffix(".json"), json.dumps(asdict(state), indent=1) + "\n")
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], LoopState]:

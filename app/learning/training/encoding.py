@@ -67,7 +67,8 @@ def encode_all(
         return Encodings(None, None), []
     nothing = model.encode_nothing().cpu()
     place = _place(job, ranks=ranks)
-    encoder = f"{model.encoder_digest} {model.dtype} {job.spec.exif} {job.spec.reading} {job.spec.transparency}"
+    spec = dataclasses.replace(job.spec.pictures, channel_order=model.vision_config.channel_order)
+    encoder = f"{model.encoder_digest} {model.dtype} {spec}"
     cache = EncodedCache(place, encoder=encoder, shape=tuple(nothing.shape[1:]), dtype=nothing.dtype)
     pictures: dict[str, PictureInput] = {}
     for one in data.everything:
@@ -83,7 +84,6 @@ def encode_all(
     own = missing[ranks.rank :: ranks.size]
     if is_shown and missing:
         say(f"encoding {counted(len(missing), 'picture')}")
-    spec = dataclasses.replace(job.spec.pictures, channel_order=model.vision_config.channel_order)
     reader = IsolatedReader(spec, pixels=model.vision_config.clip.pixels, timeout_s=DEFAULT_PICTURE_TIMEOUT_S)
 
     def encode(digests: list[str]) -> list[Unreadable]:

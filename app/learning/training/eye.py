@@ -297,8 +297,7 @@ class Eye:
         cut = normal_BCSS[:, :, : grid * side, : grid * side].reshape(-1, 3, grid, side, grid, side)
         patches_BPF = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         clip = self._vision.clip
-        features_BTC: Tensor = clip.tower(F.linear(patches_BPF, self._patch.flatten(1), clip.patch_embedding.bias))
-        return features_BTC
+        return clip.tower(F.linear(patches_BPF, self._patch.flatten(1), clip.patch_embedding.bias))
 
     @torch.no_grad()
     def _adopt(self) -> None:

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -166,13 +167,16 @@ class TrainableModel(nn.Module):
     @functools.cached_property
     def encoder_digest(self) -> str:
         """SHA-256 over the frozen weights, dtype and sizes that `encode` uses."""
-        digest = hashlib.sha256(json.dumps([self.encodes, str(self.dtype), self.vision_config.to_dict()]).encode())
         state = {} if self.vision is None or self.encodes == "pixels" else self.vision.state_dict()
-        for name in sorted(state):
-            if self.encodes == "visual_query" or not name.startswith("query."):
-                digest.update(name.encode())
-                digest.update(_bytes(state[name]))
-        return digest.hexdigest()
+        if self.encodes != "visual_query":
+            state = {name: tensor for name, tensor in state.items() if not name.startswith("query.")}
+        return _digest([self.encodes, str(self.dtype), self.vision_config.to_dict()], state)
+
+    @functools.cached_property
+    def start_digest(self) -> str:
+        """SHA-256 over what the training starts from: the encoder, the adapter and the first layer of the LLaMA."""
+        first = {name: one.read() for name, one in self.sources.llama.tensors.items() if name.startswith("layers.0.")}
+        return _digest(self.encoder_digest, first | _file_tensors(self.sources.adapter))
 
     @torch.no_grad()
     def encode(self, pixels_BHWC: Tensor) -> Tensor:
@@ -314,8 +318,7 @@ class TrainableModel(nn.Module):
         """The config of the tower in the adapter's file; empty if the file has none, or one of OpenAI's kind."""
         if self.vision is not None and _TOWER in self.choice.kinds:
             return clip_tensors(self.vision.clip.state_dict(), self.vision_config.clip)[1]
-        stated: dict[str, Any] = self.sources.adapter.declares.get(checkpoints.TOWER_KEY, {})
-        return stated
+        return dict(self.sources.adapter.declares.get(checkpoints.TOWER_KEY, {}))
 
     def loaded_model(self, dtype: Dtype) -> StreamedModel:
         """The model with its present weights, in the form that loaders return.
@@ -334,13 +337,9 @@ class TrainableModel(nn.Module):
         vision_config, vision_state = self.vision_config, dict[str, Tensor]()
         if self.vision is not None:
             vision_config, vision_state = _vision(sources, adapter, dtype=chosen)
-        digest = hashlib.sha256(json.dumps([config.to_dict(), vision_config.to_dict()], sort_keys=True).encode())
-        digest.update(self.encoder_digest.encode())
-        for name in sorted(tensors):
-            digest.update(name.encode() + _bytes(tensors[name]))
         model = LoadedModel(
             name=sources.name,
-            digest=digest.hexdigest(),
+            digest=_digest([config.to_dict(), vision_config.to_dict(), self.encoder_digest], tensors),
             vision_config=vision_config,
             vision_state=vision_state,
             decoder_config=config,
@@ -403,5 +402,10 @@ def _rank(adapter: AdapterFile) -> int:
     return next((len(factor) for name, factor in adapter.llama.items() if name.endswith("_l1.weight")), 0)
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+def _digest(values: Any, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over values and tensors, hexadecimal."""
+    digest = hashlib.sha256(json.dumps(values).encode())
+    for name in sorted(tensors):
+        numbers = tensors[name].detach().cpu().contiguous().flatten()
+        digest.update(name.encode() + numbers.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -16,24 +16,18 @@ from llama_adapter.app.learning.labelled.example import MOST_NAMED, Example
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.pictures.inputs import PictureInput, natural_key
 from llama_adapter.app.pictures.inputs.fields import as_template
-from llama_adapter.runtime.atomic_write import atomic_write
-
-
-def table_name(part: str) -> str:
-    """The file name of a part's table."""
-    return f"{part}.jsonl"
+from llama_adapter.runtime.atomic_write import write_text
 
 
 def write_tables(data: TrainingData, folder: Path) -> None:
     """Write a table for each part with examples; of an empty part, remove that of an earlier run. Raises OSError."""
     for part, examples in data.parts:
-        path = folder / table_name(part)
+        path = folder / f"{part}.jsonl"
         if not examples:
             path.unlink(missing_ok=True)
             continue
-        with atomic_write(path) as file:
-            for row in table_rows([one.example for one in examples], part=part):
-                file.write(json.dumps(row).encode() + b"\n")
+        rows = table_rows([one.example for one in examples], part=part)
+        write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def table_rows(examples: Sequence[Example], *, part: str) -> Iterator[dict[str, Any]]:

@@ -174,23 +174,22 @@ def _require_enough(counts: Mapping[str, int], *, because: str = "") -> None:
 
 def _taken_out(found: Examples) -> tuple[Unreadable, ...]:
     """Remove unreadable pictures from the problems of `found`, and return them. Missing files stay problems."""
-    out = [one for one in found.problems if one.unreadable is not None and _is_there(one.unreadable)]
-    found.problems[:] = [one for one in found.problems if one not in out]
-    return tuple(
-        Unreadable(label=one.unreadable.item.label, reason=one.reason, digest="")
-        for one in out
-        if one.unreadable is not None
-    )
+    kept, out = [], []
+    for one in found.problems:
+        source = None if one.unreadable is None else one.unreadable.item.source
+        if one.unreadable is None or (isinstance(source, str) and not os.path.isfile(source)):
+            kept.append(one)
+        else:
+            out.append(Unreadable(label=one.unreadable.item.label, reason=one.reason, digest=""))
+    found.problems[:] = kept
+    return tuple(out)
 
 
-def _is_there(example: Example) -> bool:
-    source = example.item.source
-    return not isinstance(source, str) or os.path.isfile(source)
-
-
-def run_digest(job: TrainJob, data: TrainingData) -> str:
-    """SHA-256 over what the steps of a run depend on, except the model. A run resumes only with the same digest."""
+def run_digest(job: TrainJob, data: TrainingData, *, model: str = "") -> str:
+    """SHA-256 over what a run depends on, which resumes only with the same. `model` is its digest, "" if not open."""
     values = {
+        "model": model,
+        "pictures": dataclasses.asdict(job.spec.pictures),
         "data": data.digest,
         "train": [hashlib.sha256(repr(one.rows).encode()).hexdigest() for one in data.train],
         "choice": dataclasses.asdict(job.choice),

@@ -22,7 +22,7 @@ from llama_adapter.app.learning.training.checkpoint import LoopState, TrainingEr
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.model import TrainableModel
-from llama_adapter.app.learning.training.part_tables import table_name, write_tables
+from llama_adapter.app.learning.training.part_tables import write_tables
 from llama_adapter.app.learning.training.prepare import TEST, TRAIN, VALIDATION, TrainingData, Unreadable
 from llama_adapter.app.learning.training.run_log import LOG, draw_curves, read_log
 from llama_adapter.app.learning.training.scoring import answered
@@ -33,7 +33,7 @@ from llama_adapter.app.models.checkpoints import QUESTION_KEYS, TEMPLATE_KEY
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs.fields import as_template
 from llama_adapter.llm.weights.adapter import check_fits, open_adapter
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import atomic_write, write_text
 from llama_adapter.runtime.devices import DTYPES
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.extras import install_hint
@@ -54,12 +54,8 @@ def write_beginning(job: TrainJob, data: TrainingData, *, run: str) -> None:
 
     `run` is the `run_digest` computed before pictures were decoded.
     """
-    for name, text in (
-        (SETTINGS, format_settings(job.settings)),
-        (DATA, json.dumps({"run": run, **data.to_dict()}, indent=1) + "\n"),
-    ):
-        with atomic_write(job.folder / name) as file:
-            file.write(text.encode(errors="backslashreplace"))
+    write_text(job.folder / SETTINGS, format_settings(job.settings))
+    write_text(job.folder / DATA, json.dumps({"run": run, **data.to_dict()}, indent=1) + "\n")
     write_tables(data, job.folder)
 
 
@@ -68,12 +64,25 @@ def require_same_run(folder: Path, run: str) -> None:
 
     If the folder does not say, nothing is raised: the digest in the checkpoint is checked later.
     """
-    try:
-        began = read_object((folder / DATA).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, KeyError):
-        return
-    if began != run:
+    if _data_of(folder).get("run", run) != run:
         raise other_run(folder)
+
+
+def num_known(job: TrainJob, model: TrainableModel, data: TrainingData) -> int:
+    """How many test pictures the model was trained or validated on before, if the run that made it is beside it."""
+    bundle = Path(model.sources.bundle or "")
+    folder = Path(job.spec.adapter).with_suffix(".training") if job.spec.adapter else bundle.parent
+    parts = _data_of(folder).get("parts", {}) if folder.suffix == ".training" else {}
+    known = {digest for name, part in parts.items() if name != TEST for digest in part["pictures"]}
+    return len(known & {one.example.digest for one in data.test})
+
+
+def _data_of(folder: Path) -> dict[str, Any]:
+    """The content of `data.json` in the folder of a run; empty if it cannot be read."""
+    try:
+        return read_object((folder / DATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def require_same_measure(job: TrainJob, state: LoopState, *, is_scored: bool) -> None:
@@ -133,22 +142,19 @@ def score_test(job: TrainJob, spec: CaptionerSpec, data: TrainingData) -> list[S
     for one in found:
         kind = "" if len(found) == 1 else f"-{one.task}"
         for suffix, text in ((".json", as_json(one)), (".md", as_markdown(one))):
-            with atomic_write(job.folder / f"test{kind}{suffix}") as file:
-                file.write(text.encode(errors="backslashreplace"))
+            write_text(job.folder / f"test{kind}{suffix}", text)
     return found
 
 
-def draw(job: TrainJob) -> bool:
-    """Draw `curves.png`; returns False, after a note, without matplotlib or if another program has damaged the log."""
+def draw(job: TrainJob) -> None:
+    """Draw `curves.png`; without matplotlib, or if another program has damaged the log, there is a note instead."""
     try:
         rows = read_log(job.folder / LOG)
     except TrainingError as error:
         say(f"note: the curves are not drawn: {error.message}")
-        return False
-    is_drawn = draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem)
-    if not is_drawn:
+        return
+    if not draw_curves(rows, job.folder / CURVES, title=Path(job.out).stem):
         say(f"note: `{CURVES}` is not drawn, because matplotlib is not installed. Install it:\n{install_hint('train')}")
-    return is_drawn
 
 
 def write_card(
@@ -186,8 +192,7 @@ def write_card(
         reports=[_nested(as_markdown(one)) for one in scores],
         unscored=unscored,
     )
-    with atomic_write(job.folder / CARD) as file:
-        file.write(f"{text}\n".encode(errors="backslashreplace"))
+    write_text(job.folder / CARD, f"{text}\n")
 
 
 def _answers(data: TrainingData) -> list[tuple[str, list[int]]]:
@@ -240,7 +245,7 @@ def ask_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> st
     if example.question.instruction is None:
         return f"llama-adapter caption PICTURE {model}"
     if _needs_table(example):
-        return f"llama-adapter ask {_flag('manifest', job.folder / table_name(TRAIN))} {model}"
+        return f"llama-adapter ask {_flag('manifest', job.folder / f'{TRAIN}.jsonl')} {model}"
     choices = "" if example.choices is None else " " + _choices_flag(example.choices)
     return f"llama-adapter ask PICTURE {model} {_flag('question', example.question.instruction)}{choices}"
 
@@ -252,8 +257,9 @@ def score_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> 
     every, learned = caption_prompts(data.everything), caption_prompts(data.train)
     is_asked = job.question is not None and (len(every) > 1 or every != learned)  # else the model stores it
     question = f" {_flag('question', job.question or '')}" if is_asked else ""
-    table, out = _quoted(job.folder / table_name(TEST)), _flag("out", job.folder / "scores")
-    return f"llama-adapter eval {table} {_model(job, bundle)}{question} {out}"
+    is_mixed = len({one.example.choices is None for one in data.test}) > 1  # `eval` takes choices for all or none
+    table, out = _quoted(job.folder / f"{TEST}.jsonl"), _flag("out", job.folder / "scores")
+    return f"llama-adapter eval {table} {_model(job, bundle)}{question}{' --task open' * is_mixed} {out}"
 
 
 def calibrate_command(job: TrainJob, data: TrainingData, *, bundle: Path | None) -> str | None:
@@ -262,7 +268,7 @@ def calibrate_command(job: TrainJob, data: TrainingData, *, bundle: Path | None)
     common = choices.pop() if len(choices) == 1 else None
     if common is None or not all(one.has_picture for one in data.validation):
         return None
-    table, out = job.folder / table_name(VALIDATION), job.folder / "calibration.json"
+    table, out = job.folder / f"{VALIDATION}.jsonl", job.folder / "calibration.json"
     return (
         f"llama-adapter ask {_flag('calibrate', table)} {_model(job, bundle)} "
         f"{_choices_flag(common)} {_flag('calibration-out', out)}"

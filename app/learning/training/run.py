@@ -177,6 +177,9 @@ class _Training:
             self._tell(f"note: {note}")
         if data.warnings:
             self._tell(f"note: the data have these faults:\n{data.warnings}")
+        if num_known := results.num_known(job, self._model, data):
+            what = f"{counted(num_known, 'picture')} that the model has learned before, so its scores are too high"
+            self._tell(f"note: the test has {what}: name the splits of the earlier run in a column `split`")
         with terminated_as_interrupted():
             self._encodings, self._unreadable = encode_all(job, self._model, data, ranks=ranks)
         self._data = data.without({one.digest for one in self._unreadable if one.digest})
@@ -225,7 +228,7 @@ class _Training:
                 for name in (EYE, LAST, BEST):
                     (job.folder / name).unlink(missing_ok=True)
             results.write_beginning(job, data, run=self._began)
-        digest = run_digest(job, data)
+        digest = run_digest(job, data, model=self._model.start_digest)
         eye = Eye(self._model, targets, encodings=self._encodings, job=job, run=digest, ranks=ranks)
         if job.resume:
             eye.resume()
@@ -298,9 +301,8 @@ class _Training:
     def _loop(self, distributed: Distributed, interruption: Interruption) -> Ended:
         job, ranks, data, encodings = self._job, self._ranks, self._data, self._encodings
         step_size = job.optimisation.step_size(len(data.train))
-        rows = min(
-            self._planned.rows, -(-step_size // ranks.size)
-        )  # fewer examples are left if pictures are unreadable
+        # Fewer examples are left if pictures are unreadable.
+        rows = min(self._planned.rows, -(-step_size // ranks.size))
         validator = None
         if data.validation:
             opens = partial(captioner_of, distributed.model, job.spec) if self._planned.is_scored else None
@@ -312,7 +314,7 @@ class _Training:
             loop = Loop(
                 distributed,
                 job=job,
-                run=run_digest(job, data),
+                run=run_digest(job, data, model=self._model.start_digest),
                 feeder=feeder,
                 validate=validator,
                 ranks=ranks,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from llama_adapter.app.learning.training.checkpoint import TrainingError
-from llama_adapter.runtime.atomic_write import atomic_write
+from llama_adapter.runtime.atomic_write import write_text
 from llama_adapter.runtime.text import shown_name
 
 COLUMNS: Final = (
@@ -34,8 +34,7 @@ class RunLog:
         writer.writeheader()
         if from_step:
             writer.writerows(row for row in read_log(path) if int(row["step"]) <= from_step)
-        with atomic_write(path) as file:
-            file.write(beginning.getvalue().encode())
+        write_text(path, beginning.getvalue())
         self._file = path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, COLUMNS)
         self._board = _tensorboard(folder / "tensorboard", from_step=from_step)

@@ -174,9 +174,11 @@ def test_a_row_without_a_picture_is_a_fault_and_one_without_a_label_is_left_out(
 ) -> None:
     """Other faults are those of all labelled data."""
     table = tmp_path / "l.csv"
-    table.write_text("picture,label\na.png,yes\nb.png,\n")
-    assert [one.answers for one in read_labelled(str(table), choices=("Yes", "No"))] == [("Yes",)]
-    assert "note: left out of the data: rows without an answer: 1" in capsys.readouterr().err
+    table.write_text("picture,label,split\na.png,yes,train\nb.png,,\nc.png,no,val\n")
+    assert [one.answers for one in read_labelled(str(table), choices=("Yes", "No"))] == [("Yes",), ("No",)]
+    told = capsys.readouterr().err
+    assert "note: left out of the data: rows without an answer: 1" in told
+    assert "examples of the split train: 1; a threshold from pictures that the model learned promises too much" in told
     table.write_text("question,label\nRed?,yes\n")
     with pytest.raises(InputsError) as refused:
         read_labelled(str(table), choices=("Yes", "No"))

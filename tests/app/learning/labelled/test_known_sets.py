@@ -74,6 +74,10 @@ def test_mme(tmp_path: Path, has_folders: bool) -> None:
     ]
     assert found.examples[1].question.instruction == "Is it blue? Please answer yes or no."
     assert not found.problems
+    for text in tmp_path.rglob("*.txt"):
+        text.write_text("a red car\n")
+    if not has_folders:
+        assert {one.task for one in read(tmp_path).examples} == {"caption"}, "texts beside pictures are no set"
 
 
 def vqa(folder: Path, *, annotations: str = "", version: str = "v2_") -> Path:

@@ -23,6 +23,7 @@ from llama_adapter.app.learning.training.part_tables import table_rows
 from llama_adapter.app.learning.training.prepare import read_data, run_digest
 from llama_adapter.app.learning.training.results import _quoted, ask_command, calibrate_command, score_command
 from llama_adapter.app.models.checkpoints import StoredQuestions
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.inputs import InputsError
 from llama_adapter.llm.tokenizer import Tokenizer
 from llama_adapter.llm.training.layout import IGNORED
@@ -144,7 +145,8 @@ def test_a_run_is_known_by_its_data_and_settings(tmp_path: Path) -> None:
         return run_digest(job, data)
 
     assert digest() == digest(optimisation=Optimisation(rows=2)), "how many rows are computed at once does not matter"
-    assert len({digest(), digest(seed=1), digest(optimisation=Optimisation(batch_size=4))}) == 3
+    others = {"seed": 1}, {"optimisation": Optimisation(batch_size=4)}, {"spec": CaptionerSpec(exif="ignore")}
+    assert len({digest(), *(digest(**other) for other in others)}) == 4
 
 
 def test_open_answers_need_a_question(tmp_path: Path) -> None:
@@ -220,10 +222,13 @@ def test_only_a_question_that_is_not_stored_is_told_for_scoring(
     question: str | None, is_told: bool, tmp_path: Path
 ) -> None:
     draw_pets(tmp_path / "pets", each=8)
-    rows = ({"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8))
+    rows = [{"image": f"pets/ring/{number}.png", "text": "a ring", "hue": f"{number}"} for number in range(8)]
     job = job_of(tmp_path, *rows, question=question)
     scoring = score_command(job, prepared(job), bundle=None)
     assert (f"--question '{question}'" in scoring) == is_told
+    assert "--task" not in scoring
+    mixed = job_of(tmp_path, *rows, *({**row, "question": "Red?", "choices": ["a ring", "no"]} for row in rows))
+    assert " --task open " in score_command(mixed, prepared(mixed), bundle=None), "`eval` refuses both kinds at once"
 
 
 @pytest.mark.parametrize("question", ["two\nlines, it's \\", "\x1b[31m", "\u2028 \u202e \x85", "one line"])

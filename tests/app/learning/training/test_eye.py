@@ -121,7 +121,7 @@ def test_an_interrupted_training_goes_on_with_the_same_bits(
         second.resume()
         assert train(second)
         assert all(torch.equal(one, wanted[name]) for name, one in weights(again).items())
-    with pytest.raises(UsageError, match="other data, examples or settings"):
+    with pytest.raises(UsageError, match="another model, data, examples, settings or version"):
         opened(job, data, run="another")[1].resume()
 
 

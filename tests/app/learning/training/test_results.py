@@ -21,10 +21,19 @@ from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import Ended
 from llama_adapter.app.learning.training.prepare import TrainingData
 from llama_adapter.app.learning.training.ranks import OneRank
-from llama_adapter.app.learning.training.results import CARD, DATA, draw, require_same_run, write_card
+from llama_adapter.app.learning.training.results import (
+    CARD,
+    DATA,
+    draw,
+    num_known,
+    require_same_run,
+    write_beginning,
+    write_card,
+)
 from llama_adapter.app.learning.training.run_log import draw_curves
 from llama_adapter.app.learning.training.scoring import Validator, headline, shown_test
 from llama_adapter.app.learning.training.yardstick import Yardstick, measure_answers
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.text import shown_text
 from tests.app.learning.scores.outcomes import outcome
@@ -91,8 +100,21 @@ def test_a_run_whose_data_cannot_be_read_is_checked_later(tmp_path: Path) -> Non
         require_same_run(tmp_path, "a")
 
     (tmp_path / DATA).write_bytes(b'{"run": "b"}')
-    with pytest.raises(UsageError, match="other data, examples or settings"):
+    with pytest.raises(UsageError, match="another model, data, examples, settings or version"):
         require_same_run(tmp_path, "a")
+
+
+@pytest.mark.parametrize("way", ["bundle", "adapter"])
+def test_test_pictures_that_the_model_learned_in_an_earlier_run_are_counted(way: str, tmp_path: Path) -> None:
+    draw_pets(tmp_path / "pets", each=8)
+    job = TrainJob(data=(str(tmp_path / "pets"),), out=str(tmp_path / "a.pth"))
+    further = replace(job, spec=CaptionerSpec(llama_dir="x", adapter=job.out)) if way == "adapter" else job
+    model = SimpleNamespace(sources=SimpleNamespace(bundle=str(job.folder / "bundle") if way == "bundle" else None))
+    data = prepared(job)
+    assert num_known(further, model, data) == 0, "there is no such run"
+    for before, count in ((data, 0), (replace(data, train=data.test, test=data.train), len(data.test))):
+        write_beginning(job, before, run="a")
+        assert num_known(further, model, data) == count
 
 
 @pytest.mark.parametrize(("column", "are_classes"), [("text", False), ("label", True)])
@@ -186,7 +208,7 @@ def test_without_matplotlib_a_note_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert not draw(TrainJob(data=("a",), out=str(tmp_path / "a.pth")))
+    draw(TrainJob(data=("a",), out=str(tmp_path / "a.pth")))
     said = capsys.readouterr().err
     assert said.startswith("note: `curves.png` is not drawn, because matplotlib is not installed. Install it:\n")
     assert "[train]'" in said

@@ -213,9 +213,13 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(
             train("--resume", data=others),
         ):
             assert other.code == 2
-            assert "other data, examples or settings" in other.err
+            assert "another model, data, examples, settings or version" in other.err
     (folder / "data.json").unlink()
-    assert "other data, examples or settings" in train("--lr", "1e-4", "--resume").err, "the checkpoint says so too"
+    assert "another model, data, examples, settings or version" in train("--lr", "1e-4", "--resume").err, (
+        "the checkpoint says so too"
+    )
+    for other_base in (["--model", str(whole / "bundle")], ["--dtype", "bfloat16"]):
+        assert "another model" in train("--resume", *other_base).err
     assert (folder / "train.jsonl").read_bytes() == kept, "the run's own division"
 
     resumed = run("train", "--config", str(folder / "settings.yaml"), "--resume")
@@ -263,7 +267,7 @@ def of_another_run(folder: Path) -> None:
     [
         (["--score", "auto"], 2, "by loss, and would go on by answers\n\nhint: resume with --score loss"),
         (shortened, 1, "last.safetensors`: `exp_avg_sq/.*has the shape"),
-        (of_another_run, 2, "has other data, examples or settings"),
+        (of_another_run, 2, "has another model, data, examples, settings or version"),
         (lambda folder: (folder / "best.safetensors").unlink(), 1, "best.safetensors"),
         (lambda folder: (folder / "log.csv").write_bytes(b"\xff\0\n"), 1, "log.csv` is no log of a training"),
         (lambda folder: (folder / "bundle" / "mine.txt").touch(), 1, "`mine.txt` beside its bundle"),
