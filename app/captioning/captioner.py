@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +27,7 @@ from llama_adapter.app.captioning.tasks.prompts import (
     EncodedPrompt,
     Prompt,
     PromptEncoder,
+    Prompts,
     RawPrompt,
     shown_prompt,
 )
@@ -62,6 +62,7 @@ from llama_adapter.llm.runners.base import WarmUp
 from llama_adapter.runtime.given import texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
+from llama_adapter.runtime.settings.setting import nearest
 from llama_adapter.runtime.torch_import import note_torch_import
 from llama_adapter.vision.config import ChannelOrder
 from llama_adapter.vision.formats import Damaged, Orientation, Reading, Transparency, WantedOrder
@@ -154,7 +155,7 @@ class Captioner:
         self._engine = engine or Engine(parts.runner, eos_id=self.tokenizer.end_ids)
         self._trace: Trace | None = None
         self._turn = threading.Lock()  # held while a loop is open
-        self._running_in: int | None = None  # the thread that opened it
+        self._running_in: int | None = None  # the thread that opened it, or read it last
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="captioner")  # for `agenerate`, `astream`
         self.allowed_hosts: tuple[AllowedHost, ...] = ()  # that pictures are downloaded from
         # The default of `run`; may be replaced.
@@ -507,14 +508,10 @@ class Captioner:
         **options: Unpack[RunOptions],
     ) -> Generator[Event]:
         self.info.require_sight()
-        task = _task_of(task, choices)
+        task, default = _task_of(task, choices), self.info.default_prompt
+        return self._stream_items(lambda: work_items(given(), prompts, default_prompt=default, task=task), **options)
 
-        def items() -> list[WorkItem]:
-            return work_items(given(), prompts, default_prompt=self.info.default_prompt, task=task)
-
-        return self._stream_items(items, **options)
-
-    def generate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
+    def generate_text(self, prompts: Prompts, **options: Unpack[TextOptions]) -> list[Answer]:
         """Answer prompts without a picture; returns the answers in the order of the prompts.
 
         Parameters:
@@ -531,7 +528,7 @@ class Captioner:
 
     def stream_text(
         self,
-        prompts: Prompt | Iterable[Prompt],
+        prompts: Prompts,
         *,
         text_prefix: TextPrefix | None = None,
         choices: Sequence[str] | None = None,
@@ -542,12 +539,12 @@ class Captioner:
         prefix, task = self.info.text_prefix(text_prefix), _task_of(task, choices)
         return self._stream_items(partial(text_items, prompts, text_prefix=prefix, task=task), **options)
 
-    async def agenerate_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> list[Answer]:
+    async def agenerate_text(self, prompts: Prompts, **options: Unpack[TextOptions]) -> list[Answer]:
         """As `generate_text`, for an event loop; see `agenerate`."""
         async with aclosing(self.astream_text(prompts, **options)) as events:
             return _answers([event async for event in events])
 
-    def astream_text(self, prompts: Prompt | Iterable[Prompt], **options: Unpack[TextOptions]) -> AsyncGenerator[Event]:
+    def astream_text(self, prompts: Prompts, **options: Unpack[TextOptions]) -> AsyncGenerator[Event]:
         """As `stream_text`, for an event loop; see `astream`."""
         return self._in_worker(lambda: self.stream_text(prompts, **options))
 
@@ -653,12 +650,17 @@ class Captioner:
                     clock.seconds["read"] += sum(item.read_s for item, *_ in batch)
                     errors = self._admit(batch, loop, sampling=sampling, logprobs=logprobs)
                     clock.enter("write")
-                    yield from errors
+                    yield from self._told(errors)
                 if not loop.in_flight:
                     return
                 events = loop.step()
                 clock.enter("write")
-                yield from events
+                yield from self._told(events)
+
+    def _told(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            self._running_in = threading.get_ident()  # it may differ from one event to the next
+            yield event
 
     @contextmanager
     def open_loop(self, clock: StageClock) -> Iterator[CaptionLoop]:
@@ -844,10 +846,8 @@ def _refuse_unknown(options: Mapping[str, object]) -> None:
     """Raise TypeError for a name that is no option, with the most similar one."""
     known = (*TextOptions.__annotations__, "prompts")
     for name in options.keys() - SamplingOptions.__annotations__.keys():
-        similar = get_close_matches(name, known, n=1)
-        hint = (
-            f"did you mean {similar[0]!r}?" if similar and similar[0] != name else f"the options are {', '.join(known)}"
-        )
+        similar = nearest(name, known, cutoff=0.6)
+        hint = f"the options are {', '.join(known)}" if similar in (None, name) else f"did you mean {similar!r}?"
         raise TypeError(f"Captioner got an unexpected keyword argument {name!r}: {hint}")
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, RawPrompt
+from llama_adapter.app.captioning.tasks.prompts import Dialogue, Prompt, Prompts, RawPrompt
 from llama_adapter.app.captioning.tasks.task import FREE_TEXT, Task
 from llama_adapter.app.pictures.inputs.remote import RemotePicture
 from llama_adapter.app.pictures.inputs.urls import AllowedHost
@@ -96,9 +96,7 @@ def work_items(
     ]
 
 
-def text_items(
-    prompts: Prompt | Iterable[Prompt], *, text_prefix: TextPrefix, task: Task = FREE_TEXT
-) -> list[WorkItem]:
+def text_items(prompts: Prompts, *, text_prefix: TextPrefix, task: Task = FREE_TEXT) -> list[WorkItem]:
     """Make one item without a picture for each prompt.
 
     A text, a `RawPrompt`, a `Dialogue`, a tuple (instruction, input) or a list of token ids is one prompt. Any other

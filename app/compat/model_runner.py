@@ -22,6 +22,7 @@ from torch import nn
 from llama_adapter.app.captioning.active_request import ActiveRequest
 from llama_adapter.app.captioning.caption_loop import CaptionLoop
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.captioning.pictures import is_one_picture
 from llama_adapter.app.captioning.stage_clock import StageClock
 from llama_adapter.app.captioning.tasks.answers import Answer, TextDelta
 from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
@@ -306,10 +307,12 @@ class ModelRunner:
         if self._is_own:
             return self._generate_own(prompts, pictures, warm_up)
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if pictures is not None and (isinstance(pictures, (str, os.PathLike)) or not isinstance(pictures, Iterable)):
-            pictures = [pictures]
-        if pictures is not None and len(pictures) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts came with {len(pictures)} pictures: give one each")
+        if pictures is not None:
+            self._loaded().info.require_sight()
+            is_one = is_one_picture(pictures) and getattr(pictures, "ndim", 3) == 3  # arrays may have several
+            pictures = [pictures] if is_one or not isinstance(pictures, Iterable) else list(pictures)
+            if len(pictures) != len(prompts):
+                raise ValueError(f"{len(prompts)} prompts came with {len(pictures)} pictures: give one each")
         input_dict: dict[str, Any] = {
             "prompts": prompts,
             "pictures": pictures,
@@ -318,8 +321,6 @@ class ModelRunner:
             "texts": [""] * len(prompts),
             "answers": [None] * len(prompts),
         }
-        if pictures is not None:
-            self._loaded().info.require_sight()
         try:
             with self._loaded().open_loop(StageClock()) as self._loop:
                 self._run_steps(input_dict, warm_up)

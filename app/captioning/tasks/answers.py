@@ -56,13 +56,9 @@ class Answer:
         return cls(finish="error", error=error, **empty | fields)
 
     def __repr__(self) -> str:
-        names = (
-            "picture",
-            "text",
-            "finish",
-            *(name for name in ("choice", "error") if getattr(self, name) is not None),
-        )
-        return f"Answer({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        optional = [name for name in ("choice", "error") if getattr(self, name) is not None]
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in ("picture", "text", "finish", *optional))
+        return f"Answer({shown})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

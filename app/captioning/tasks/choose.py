@@ -78,7 +78,7 @@ def parse_choices(text: str) -> tuple[str, ...]:
 def _question(values: Mapping[str, Any]) -> Question:
     if not values.get("choices"):
         raise ValueError("choose needs choices, a list of texts")
-    return dataclasses.replace(ASK.question(values), task=OneOf(tuple(values["choices"])))
+    return dataclasses.replace(ASK.question(values), task=choosing(values["choices"]))
 
 
 def _normalised(logprobs: tuple[float, ...]) -> list[float]:

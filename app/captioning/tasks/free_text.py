@@ -40,7 +40,7 @@ def _caption(values: Mapping[str, Any]) -> Question:
 
 def _ask(values: Mapping[str, Any]) -> Question:
     instruction = values.get("instruction")
-    if instruction is not None and not instruction.strip():
+    if isinstance(instruction, str) and not instruction.strip():
         raise ValueError("instruction must be a question, got an empty text")
     return Question(instruction=instruction, input=values.get("input"))
 

@@ -3,13 +3,13 @@
 import json
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from llama_adapter.llm.conversation import SEPARATOR, Template, Turn, format_conversation, format_prompt
+from llama_adapter.llm.conversation import SEPARATOR, Role, Template, Turn, format_conversation, format_prompt
 from llama_adapter.llm.errors import PromptError
 from llama_adapter.llm.picture_format import Grid, PictureFormat, num_squares
 from llama_adapter.runtime.text import plain_text
@@ -52,7 +52,11 @@ class Dialogue:
     values: str = ""
 
     def __post_init__(self) -> None:  # JSON has lists
-        turns = (tuple(map(plain_text, turn)) if isinstance(turn, (list, tuple)) else turn for turn in self.turns)
+        turns = [tuple(map(plain_text, turn)) if isinstance(turn, (list, tuple)) else turn for turn in self.turns]
+        for turn in (*turns, ("user", self.question)):
+            is_pair = isinstance(turn, tuple) and len(turn) == 2
+            if not is_pair or turn[0] not in get_args(Role) or not isinstance(turn[1], str):
+                raise TypeError(f"A turn of a Dialogue is a pair (system, user or assistant; text), got {turn!r:.200}")
         object.__setattr__(self, "turns", tuple(turns))
         object.__setattr__(self, "question", plain_text(self.question))
         object.__setattr__(self, "pictures", tuple(map(tuple, self.pictures)))
@@ -60,6 +64,7 @@ class Dialogue:
 
 # An instruction, an instruction with its input, a question with earlier turns, text without template, or token ids.
 Prompt = str | tuple[str, str | None] | Dialogue | RawPrompt | Sequence[int]
+Prompts = str | tuple[str, str | None] | Dialogue | RawPrompt | Iterable[Prompt | int]  # one prompt, or any several
 _Key = tuple[Prompt, tuple[str, ...], int | None, tuple[Grid, ...], date | None]
 
 

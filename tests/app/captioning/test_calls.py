@@ -59,6 +59,26 @@ def test_a_call_waits_for_the_open_stream_of_another_thread(captioner: Captioner
         assert answer.result(60).error is None
 
 
+def test_a_call_of_the_thread_that_reads_on_is_refused(captioner: Captioner) -> None:
+    stream = captioner.stream(PICTURES[:3], max_new_tokens=8)
+    next(stream)
+    refused: list[str] = []
+
+    def read_on() -> None:
+        next(stream)
+        try:
+            captioner.caption(PICTURES[0])
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=read_on, daemon=True)
+    thread.start()
+    thread.join(10)
+    stream.close()
+    thread.join(60)
+    assert refused == ["This Captioner is still answering another call: read its stream to the end or close it"]
+
+
 def test_what_nobody_can_read_any_more_or_has_failed_blocks_no_call_of_its_thread(captioner: Captioner) -> None:
     def left_in_a_cycle(stream: Iterator[Event]) -> None:
         next(stream)

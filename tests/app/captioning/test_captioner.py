@@ -235,6 +235,10 @@ ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...
     (lambda one: one.warm_up(max_new_tokens=-1), ValueError, f"max_new_tokens {LEAST} 0"),
     (lambda one: one.generate_text({"Is it red?": 1}), TypeError, "A prompt must be text"),  # type: ignore[arg-type]
     (lambda one: Captioner("bias-7b"), TypeError, r"got 'bias-7b': `Captioner\.load` takes a model's paths"),  # type: ignore[arg-type]
+    (lambda one: Dialogue([("robot", "x")], "Why?"), TypeError, r"turn of a Dialogue .* got \('robot', 'x'\)"),  # type: ignore[arg-type, list-item]
+    (lambda one: Dialogue(("user", "x"), "Why?"), TypeError, "turn of a Dialogue .* got 'user'"),  # type: ignore[arg-type]
+    (lambda one: Dialogue([{"role": "user"}], "Why?"), TypeError, "turn of a Dialogue .* got {'role'"),  # type: ignore[arg-type, list-item]
+    (lambda one: Dialogue((), None), TypeError, r"turn of a Dialogue .* got \('user', None\)"),  # type: ignore[arg-type]
     (pickle.dumps, TypeError, "A Captioner is not copied or pickled"),
     (copy.copy, TypeError, "A Captioner is not copied or pickled"),
     (lambda one: Captioner.from_spec(None), TypeError, r"Wanted a CaptionerSpec, got None: `Captioner\.load`"),  # type: ignore[arg-type]

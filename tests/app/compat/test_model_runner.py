@@ -1,11 +1,14 @@
 """`ModelRunner`: its steps are methods on top of the engine, and subclasses override them."""
 
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from llama_adapter import Captioner, ModelRunner, RawPrompt, UsageError
 from llama_adapter.app.models.resources import embedded_model, sample_pictures
@@ -124,6 +127,17 @@ def test_the_profiler_writes_a_trace(tmp_path: Path) -> None:
 def test_a_prompt_has_one_picture(picture: Any, kind: type[Exception], said: str, loaded: ModelRunner) -> None:
     with pytest.raises(kind, match=said):
         loaded.model_generate(["What color is the star?"] * 2, [STAR, picture])
+
+
+@pytest.mark.parametrize("kind", ["bytes", "file", "image", "pixels", "tensor", "batch", "paths", "iterator"])
+def test_a_single_picture_may_have_any_form(kind: str, loaded: ModelRunner) -> None:
+    image = Image.open(STAR).convert("RGB")
+    pixels = np.array(image)
+    content = Path(STAR).read_bytes()
+    forms = {"bytes": content, "file": io.BytesIO(content), "image": image, "pixels": pixels, "batch": pixels[None]}
+    forms |= {"tensor": torch.from_numpy(pixels), "paths": np.array([STAR]), "iterator": iter([STAR])}
+
+    assert loaded.model_generate("What color is the star?", forms[kind]) == ["red"]
 
 
 def test_a_picture_of_an_allowed_host_is_fetched(loaded: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,10 @@ def test_questions_and_choices(captioner: Captioner) -> None:
         ask(STAR)
     with pytest.raises(ValueError, match="choose"):
         pipeline("choose", captioner)(STAR, question="Is there a star?")
+    with pytest.raises(ValueError, match=r"choices must be a list of texts such as .* got 'yes,no'"):
+        choose(STAR, IS_STAR, choices="yes,no")
+    with pytest.raises(TypeError, match="A prompt must be text"):
+        ask([STAR, CIRCLE], [COLOR, COLOR])
     rows = [{"image": picture, "question": IS_STAR} for picture in (STAR, CIRCLE)]
     assert [output["choose_text"] for output in choose(rows)] == [["yes"], ["no"]]
     pandas = pytest.importorskip("pandas")
