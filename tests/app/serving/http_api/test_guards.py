@@ -138,7 +138,15 @@ def test_a_compressed_body_is_refused(encoding: str) -> None:
     app = Application()
     for path in (CHAT, "/v1/files"):
         client = Client(b"a" * 9, path=path, content_encoding=encoding).ask(
-            BodyLimit(app, prefix="/v1/", unread=("/v1/files",), max_bytes=9, max_bytes_under_way=9, timeout_s=9.0)
+            BodyLimit(
+                app,
+                prefix="/v1/",
+                unread=("/v1/files",),
+                max_bytes=9,
+                max_bytes_under_way=9,
+                timeout_s=9.0,
+                max_separators=9,
+            )
         )
 
         assert (client.status, client.error["code"]) == (415, "unsupported_encoding")
