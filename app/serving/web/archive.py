@@ -190,6 +190,3 @@ class _Bounded(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def readable(self) -> bool:
-        return True
