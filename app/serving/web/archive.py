@@ -187,6 +187,3 @@ class _Bounded(io.RawIOBase):
 
     def tell(self) -> int:
         return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
