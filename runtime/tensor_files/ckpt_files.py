@@ -105,6 +105,8 @@ def _tensor(memory: mmap.mmap, parts: list[_Part]) -> Tensor:
         raise ValueError
     if sum(part.end - part.start for part in parts) != math.prod(first.dims) * dtype.itemsize:
         raise ValueError
+    if math.prod(max(size, 1) for size in first.dims) > len(memory):  # an empty tensor, beyond what torch can count
+        raise ValueError
     pieces = [
         torch.frombuffer(memory, dtype=dtype, offset=part.start, count=(part.end - part.start) // dtype.itemsize)
         for part in parts
