@@ -18,7 +18,7 @@ from llama_adapter.runtime.tensor_files.arrays import damaged, require_file
 _MAX_BYTES: Final = 1 << 32  # a LoRA of 65B has a tenth of it
 _NUMPY: Final = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
 _TYPES: Final = {"f2": "<f2", "f4": "<f4", "f8": "<f8", "u2": "<u2"}
-_HASHING: Final = (pickle.DICT[0], pickle.EMPTY_SET[0], pickle.FROZENSET[0])  # opcodes that take any keys
+_LEFT_OUT: Final = pickle.DICT + pickle.EMPTY_SET + pickle.FROZENSET + pickle.BYTEARRAY8  # any keys; any length
 _PARAMETER_NAMES: Final = "StructuredToParameterName@@"  # names inside Paddle
 
 
@@ -57,7 +57,7 @@ class _Reader(pickle._Unpickler):
     """Python's own loop, whose memory is bounded by the file's size; every name becomes a stand-in."""
 
     dispatch: ClassVar[dict[int, Any]] = {
-        opcode: load for opcode, load in pickle._Unpickler.dispatch.items() if opcode not in _HASHING
+        opcode: load for opcode, load in pickle._Unpickler.dispatch.items() if opcode not in _LEFT_OUT
     } | {pickle.EMPTY_DICT[0]: lambda self: self.append(_Names())}
 
     def find_class(self, module: str, name: str) -> Any:
