@@ -71,16 +71,16 @@ def completed_jpegs(data: bytes) -> tuple[bytes, ...]:
     The bytes before these ends differ. If both JPEGs give the same pixels, no data of the pixels are missing. Returns
     nothing for other files, and for a JPEG without all of its scans.
     """
-    bare, at, components = data[:2], 2, b""
+    kept, at, components = [data[:2]], 2, b""
     while data.startswith(b"\xff\xd8") and at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
         marker, length = struct.unpack_from(">xBH", data, at)
         end = at + 1 if marker == 0xFF else at + 2 + length
         if marker in FRAMES:
             components = data[at + 10 : end : 3]
         if marker not in _JPEG_METADATA:
-            bare += data[at:end]
+            kept.append(data[at:end])
         at = end
-    bare += data[at:]
+    bare = b"".join([*kept, data[at:]])
     if components and JPEG_END in data[at:]:
         return (bare,)
     sent = set()

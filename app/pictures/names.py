@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 
 
 def name_as_text(name: str) -> str:
@@ -32,3 +33,26 @@ def place_of(path: str) -> str:
         return os.path.join(os.path.realpath(folder), name)
     except ValueError:
         return path
+
+
+class UniqueNames:
+    """Gives each picture of an archive or a batch a unique name: `a.png`, then `a (2).png` for the next `a.png`."""
+
+    def __init__(self, spelling: Callable[[str], str] = str) -> None:
+        """Names are equal if `spelling` gives the same for them."""
+        self._taken: set[int] = set()  # digests, because an archive may have millions of names
+        self._numbers: dict[str, int] = {}  # by repeated name: the last number given
+        self._spelling = spelling
+
+    def take(self, name: str) -> str:
+        """The name, or the next numbered one if an earlier picture has it."""
+        spelt = self._spelling(name)
+        candidate, number = name, self._numbers.get(spelt, 1)
+        while (digest := name_key(self._spelling(candidate))) in self._taken:
+            number += 1
+            stem, suffix = os.path.splitext(name)
+            candidate = f"{stem} ({number}){suffix}"
+        if candidate != name:
+            self._numbers[spelt] = number
+        self._taken.add(digest)
+        return candidate

@@ -11,6 +11,7 @@ import numpy as np
 
 from llama_adapter.runtime.device_failures import tells_shortage
 from llama_adapter.runtime.errors import CheckpointError
+from llama_adapter.runtime.json_object import read_object
 from llama_adapter.runtime.text import shown_excerpt
 
 _NUMBERS: Final[Mapping[str, Any]] = {
@@ -37,7 +38,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     content = np.asarray(np.memmap(path, np.uint8, "r"))  # slices of a memmap are slow
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
-    header, found = json.loads(content[8:start].tobytes()), dict[str, np.ndarray]()
+    header, found = read_object(content[8:start].tobytes().decode()), dict[str, np.ndarray]()
     for name in header.keys() - {"__metadata__"}:
         number, (first, end) = np.dtype(_NUMBERS[header[name]["dtype"]]), header[name]["data_offsets"]
         part: np.ndarray = content[start:][max(first, 0) : end]

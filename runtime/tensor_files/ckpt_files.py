@@ -103,7 +103,8 @@ def _tensor(memory: mmap.mmap, parts: list[_Part]) -> Tensor:
     dtype = _DTYPES[first.kind]
     if any(part[:3] != first[:3] or (part.end - part.start) % dtype.itemsize for part in parts):
         raise ValueError
-    if sum(part.end - part.start for part in parts) != math.prod(first.dims) * dtype.itemsize:
+    num_bytes, most = sum(part.end - part.start for part in parts), math.prod(max(size, 1) for size in first.dims)
+    if num_bytes != math.prod(first.dims) * dtype.itemsize or most > len(memory):  # torch cannot count all empty ones
         raise ValueError
     pieces = [
         torch.frombuffer(memory, dtype=dtype, offset=part.start, count=(part.end - part.start) // dtype.itemsize)

@@ -342,15 +342,14 @@ def _new(name: str, arguments: Any) -> Any:
 
 def _set_state(target: Any, state: Any) -> None:
     """Keep the state of a module. The state of other objects is not used."""
-    if not isinstance(target, Module):
-        if not isinstance(target, dict | Unread):
-            raise TypeError("state")
+    if isinstance(target, dict | Unread):
         return
+    module = _require(target, Module)
     # The state of a module with a `__setstate__` can only be interpreted by running that. Keys are checked later, in
     # `module_tensors`, because many modules may share one dictionary.
-    if type(state) is not dict or target.attributes:
-        raise ForeignObjectError(target.name)
-    target.attributes = state
+    if type(state) is not dict or module.attributes:
+        raise ForeignObjectError(module.name)
+    module.attributes = state
 
 
 def _rebuilt(function: Any, arguments: Any) -> Any:
@@ -361,7 +360,9 @@ def _rebuilt(function: Any, arguments: Any) -> Any:
         function, _, arguments, _ = arguments
         name = _require(function, _Name).name
     if name == _DICTIONARY:
-        pairs = [_require(pair, list | tuple) for pair in (arguments[0] if arguments else ())]  # type: ignore[arg-type]
+        [listed] = arguments or ([],)
+        pairs = [_require(pair, list | tuple) for pair in _require(listed, list)]  # type: ignore[arg-type]
+        listed.clear()  # a pickle could pass one list many times
         return _pairs([key for key, _ in pairs], [value for _, value in pairs])
     if name in _TENSOR:
         return _tensor(*arguments[:4])

@@ -97,7 +97,8 @@ def test_cut_and_damaged_files_are_refused(tmp_path: Path) -> None:
             read_ckpt(path)
         except CheckpointError:
             continue
-    for content in (b"no checkpoint at all", bytes(100), b"\xff" * 100):
+    write_ckpt(path, [("empty", torch.empty(0, 1 << 40))])
+    for content in (path.read_bytes(), b"no checkpoint at all", bytes(100), b"\xff" * 100):
         path.write_bytes(content)
         with pytest.raises(CheckpointError):
             read_ckpt(path)

@@ -234,6 +234,13 @@ class Calls:
         pickle.dumps({"a": np.ones(3)})[:-9],
         b"\x80\x04r\xff\xff\xff\xff.",  # a memo of 4 billion entries
         b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # bytes that the file does not have
+        b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.",  # 4 GB that the file does not have
+        *(
+            b"\x80\x04" + form % (b")" + b"\x85" * 500_000)
+            for form in (b"}%bNs.", b"(%bNd.", b"(%b\x91.", b"%b\x8f\x94.")
+        ),
+        pickle.dumps({"a": np.ones(2)}).replace(b"f8", b"f9"),
+        pickle.dumps({"a": np.ones((2, 3))}).replace(b"K\x02K\x03\x86", b"\x8c\x01aK\x03\x86"),  # a shape with a text
         b"text",
     ],
 )

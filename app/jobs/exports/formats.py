@@ -140,6 +140,7 @@ class SidecarNames:
         Texts beside pictures that differ only in case are in a file system that distinguishes them.
         """
         self._taken: set[int] = set()  # digests, as there may be millions of names
+        self._numbers: dict[str, int] = {}  # by repeated path: the number that is tried next
         self._suffix, self._is_added, self._is_beside = suffix, is_added, is_beside
 
     def avoid_folders_of(self, path: str) -> None:
@@ -155,10 +156,12 @@ class SidecarNames:
     def take(self, path: str) -> str:
         """`a/b.png` -> `a/b.txt`; if taken, ignoring case, `a/b.png.txt`, then `a/b (2).txt` and so on."""
         stem, full = os.path.splitext(path)[0], f"{path}{self._suffix}"
-        candidate, number = self.usual(path), 1
+        candidate, number = self.usual(path), self._numbers.get(path, 1)
         while self._keys(candidate)[self._is_beside and candidate == full] in self._taken:
             candidate = full if number == 1 else f"{stem} ({number}){self._suffix}"
             number += 1
+        if number > 1:
+            self._numbers[path] = number
         self._taken.update(self._keys(candidate))
         return candidate
 

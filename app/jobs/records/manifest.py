@@ -1,8 +1,8 @@
 """The manifest of a file of records: the runs that wrote it, with their models and settings."""
 
-import errno
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterable
@@ -67,16 +67,16 @@ def manifest_path(records_path: str | os.PathLike[str]) -> Path:
 def write_manifest(records_path: str | os.PathLike[str], *, manifest: RunManifest) -> None:
     """Add a run to the manifest of a file of records, or replace its entry; entries of other runs are kept.
 
-    The manifest is replaced atomically. Raises `RecordFileError` if the existing manifest is broken, and OSError if it
-    cannot be written, for example because the folder is gone.
+    It is replaced atomically. Passwords in addresses are left out. Raises `RecordFileError` if the existing manifest is
+    broken, and OSError if it cannot be written, for example because the folder is gone.
     """
     place = manifest_path(records_path)
-    if not place.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(place))
+    place.parent.stat()  # raises OSError for a folder that is gone, which would be made again
     runs = {run.run: run for run in read_manifest(records_path)} | {manifest.run: manifest}
     content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "runs": [asdict(run) for run in runs.values()]}
     # Surrogates (bytes that are not UTF-8) are written as escapes, and reading gives them back unchanged.
     text = json.dumps(content, indent=2, ensure_ascii=False)
+    text = re.sub(r'(?<=://)([^/:@"\s]*):[^/@"\s]+@', r"\1@", text)
     write_text(place, f"{text}\n")
 
 

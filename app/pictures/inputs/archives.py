@@ -1,7 +1,6 @@
 """Tar archives in the format of webdataset: pictures, with the texts of their samples as columns."""
 
 import lzma
-import os
 import re
 import tarfile
 import zlib
@@ -14,7 +13,7 @@ from llama_adapter.app.pictures.inputs.fields import JSON, as_columns
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
 from llama_adapter.app.pictures.inputs.items import LeftOut, PictureInput
 from llama_adapter.app.pictures.inputs.tar_members import TarMember, TarReader, opened_tar
-from llama_adapter.app.pictures.names import name_key
+from llama_adapter.app.pictures.names import UniqueNames
 from llama_adapter.runtime.text import shown_excerpt, shown_name
 from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
@@ -70,7 +69,7 @@ def archive_inputs(
 def _pictures_in(
     path: str, *, max_bytes: int, fields: tuple[str, ...] | None, left_out: LeftOut, seen: set[str]
 ) -> Iterator[PictureInput]:
-    num_pictures, damage, problem, names = 0, "", "", MemberNames()
+    num_pictures, damage, problem, names = 0, "", "", UniqueNames()
     sample = _Sample(archive=path, max_bytes=max_bytes, names=names)
 
     def chosen() -> list[PictureInput]:
@@ -109,33 +108,13 @@ def _pictures_in(
         yield PictureInput.failed(path, "archive", message, root=path)
 
 
-class MemberNames:
-    """Gives each picture of one archive a unique name: `a.png`, then `a (2).png` for the next member `a.png`."""
-
-    def __init__(self) -> None:
-        self._taken: set[int] = set()  # digests, because an archive may have millions of names
-        self._numbers: dict[str, int] = {}  # by repeated name: the last number given
-
-    def take(self, name: str) -> str:
-        """The name, or the next numbered one if an earlier picture has it."""
-        candidate, number = name, self._numbers.get(name, 1)
-        while (digest := name_key(candidate)) in self._taken:
-            number += 1
-            stem, suffix = os.path.splitext(name)
-            candidate = f"{stem} ({number}){suffix}"
-        if candidate != name:
-            self._numbers[name] = number
-        self._taken.add(digest)
-        return candidate
-
-
 @dataclass(slots=True)
 class _Sample:
     """The sample that is currently being read."""
 
     archive: str
     max_bytes: int
-    names: MemberNames  # of the whole archive
+    names: UniqueNames  # of the whole archive
     key: str = ""
     # Each with its stem, the member's name without its suffix; texts are columns of the pictures.
     pictures: list[tuple[str, PictureInput]] = field(default_factory=list)

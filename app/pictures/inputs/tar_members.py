@@ -188,12 +188,13 @@ def _text(data: bytes) -> str:
 def _pax_values(data: bytes) -> dict[str, str]:
     """The records of a pax header, which are lines of `LENGTH KEY=VALUE`. Raises tarfile.ReadError."""
     values: dict[str, str] = {}
-    rest = data.rstrip(b"\0")
-    while rest:
-        length, _, _ = rest[:20].partition(b" ")
-        record, rest = (rest[: int(length)], rest[int(length) :]) if length.isdigit() else (b"", b"")
+    data, start = data.rstrip(b"\0"), 0
+    while start < len(data):
+        length, _, _ = data[start : start + 20].partition(b" ")
+        record = data[start : start + int(length)] if length.isdigit() else b""
         key, equals, value = record[len(length) + 1 :].partition(b"=")
         if not equals or not value.endswith(b"\n") or len(record) != int(length):
             raise tarfile.ReadError("a pax header in it is invalid")
         values[_text(key)] = _text(value[:-1])
+        start += len(record)
     return values

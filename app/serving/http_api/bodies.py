@@ -76,7 +76,7 @@ class BodyLimit:
         max_bytes: int,
         max_bytes_under_way: int,
         timeout_s: float,
-        max_separators: int | None = None,
+        max_separators: int,
         unread: Container[str] = (),
     ) -> None:
         """Requests to the paths `unread` are left to the application, which limits their bodies itself."""
@@ -121,11 +121,10 @@ class BodyLimit:
                     if piece and self._bytes_under_way > self._max_bytes_under_way:
                         message = "The unanswered requests fill the memory reserved for them: try again in a moment."
                         return ApiError(message, status=503, code="overloaded", headers={"retry-after": "1"})
-                    if self._max_separators is not None:
-                        found += num_separators(piece)
-                        if found > self._max_separators:
-                            message = f"The request has more than {self._max_separators:,} commas and opening brackets."
-                            return ApiError(message, code="request_too_complex")
+                    found += num_separators(piece)
+                    if found > self._max_separators:
+                        message = f"The request has more than {self._max_separators:,} commas and opening brackets."
+                        return ApiError(message, code="request_too_complex")
         except TimeoutError:
             message = f"The request body did not arrive within {self._timeout_s:g} seconds."
             return ApiError(message, status=408, code="request_timeout")

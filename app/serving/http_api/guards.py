@@ -182,7 +182,7 @@ class AccessGuard:
 
     def _is_foreign_form(self, scope: Scope) -> bool:
         headers = Headers(scope=scope)
-        is_form = scope.get("method") == "POST" and "json" not in "".join(headers.getlist("content-type"))
+        is_form = scope.get("method") == "POST" and "json" not in headers.get("content-type", "").partition(";")[0]
         is_allowed = "*" in self._origins or any(origin in self._origins for origin in headers.getlist("origin"))
         return is_form and not is_allowed and is_of_other_origin(scope)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final, NamedTuple
 
 from llama_adapter.app.pictures.inputs.folders import has_picture_suffix, is_thumbnail_folder
+from llama_adapter.app.pictures.names import UniqueNames
 from llama_adapter.runtime.text import counted, shown_name
 from llama_adapter.vision.errors import PictureError
 
@@ -121,7 +122,7 @@ class Archive:
 
     def _choose(self) -> None:
         """Split the entries into pictures and skipped kinds."""
-        taken: set[str] = set()
+        names = UniqueNames(str.casefold)
         for info in self._zip.infolist():
             if info.is_dir():
                 continue
@@ -132,7 +133,7 @@ class Archive:
             if kind is not None:
                 self.skipped[kind] += 1
                 continue
-            self.pictures.append(ArchiveEntry(unique_name(name, taken), info))
+            self.pictures.append(ArchiveEntry(names.take(name), info))
 
 
 def skipped_kind(name: str) -> str | None:
@@ -162,17 +163,6 @@ def safe_name(name: str) -> str:
     return shown_name("/".join(part for part in relative.split("/") if part not in ("", ".", ".."))) or "picture"
 
 
-def unique_name(name: str, taken: set[str]) -> str:
-    """The name, with a number before its suffix if it is in `taken`; it is added there. Case is ignored."""
-    stem, suffix = os.path.splitext(name)
-    candidate, number = name, 1
-    while candidate.casefold() in taken:
-        number += 1
-        candidate = f"{stem} ({number}){suffix}"
-    taken.add(candidate.casefold())
-    return candidate
-
-
 class _TooMuchAtOnceError(Exception):
     """The list of entries would take too much memory."""
 
@@ -197,9 +187,3 @@ class _Bounded(io.RawIOBase):
 
     def tell(self) -> int:
         return self._file.tell()
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True

@@ -6,15 +6,9 @@ from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
 
+from llama_adapter.app.pictures.names import UniqueNames
 from llama_adapter.app.serving.online.types import ServiceLimits
-from llama_adapter.app.serving.web.archive import (
-    Archive,
-    ArchiveLimits,
-    safe_name,
-    skipped_kind,
-    skipped_note,
-    unique_name,
-)
+from llama_adapter.app.serving.web.archive import Archive, ArchiveLimits, safe_name, skipped_kind, skipped_note
 from llama_adapter.app.serving.web.batch_run import PictureFile
 from llama_adapter.app.serving.web.uploads import Upload, read_upload, uploaded
 from llama_adapter.vision.errors import PictureError
@@ -33,7 +27,7 @@ class BatchFiles:
         self.pictures: list[PictureFile] = []
         self.notes: list[str] = []  # sentences about skipped files
         self._limits, self._max_pictures = limits, max_pictures
-        self._taken: set[str] = set()
+        self._names = UniqueNames(str.casefold)
         self._num_left_out, skipped = 0, Counter[str]()
         self._archives = ExitStack()
         try:
@@ -62,7 +56,7 @@ class BatchFiles:
         if len(self.pictures) >= self._max_pictures:
             self._num_left_out += 1
             return
-        self.pictures.append(PictureFile(name=unique_name(name, self._taken), read=read))
+        self.pictures.append(PictureFile(name=self._names.take(name), read=read))
 
     def _add_archive(self, path: str, name: str) -> None:
         limits = ArchiveLimits(max_entry_bytes=self._limits.max_picture_bytes, max_entries=self._max_pictures)

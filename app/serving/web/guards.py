@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llama_adapter.app.serving.http_api.access import kind_and_place
 from llama_adapter.app.serving.http_api.bodies import BodyLimit, path_of
-from llama_adapter.app.serving.http_api.guards import is_of_other_origin
+from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS, is_of_other_origin
 from llama_adapter.app.serving.web.uploads import ForeignFileError, refuse_foreign_files
 
 MAX_FAULT_LINES_A_MINUTE = 60
@@ -170,6 +170,7 @@ def add_page_guards(app: Starlette) -> None:
         max_bytes=MAX_EVENT_BYTES,
         max_bytes_under_way=8 * MAX_EVENT_BYTES,
         timeout_s=30.0,
+        max_separators=MAX_SEPARATORS,
     )
     app.add_middleware(ClosedRoutes)  # added last: the outermost
 

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ def test_torch_opens_what_the_kernels_do_not_compute(options: dict[str, Any]) ->
 DOWN = "layers.0.feed_forward.down.weight"
 
 
+def write_head(head: bytes, place: Path) -> None:
+    size = (place / "llm.safetensors").stat().st_size
+    (place / "llm.safetensors").write_bytes((len(head).to_bytes(8, "little") + head).ljust(size))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -107,6 +113,7 @@ DOWN = "layers.0.feed_forward.down.weight"
         edit_tensors(lambda tensors: tensors.update({"norm.weight": torch.ones(192)})),
         edit_tensors(lambda tensors: tensors.update({"norm.weight": torch.ones(96).half()})),
         edit(lambda manifest: manifest.update(dtype="bfloat16")),
+        *(partial(write_head, head) for head in (b"[]", b"5", b"[" * 100_000)),
         lambda place: (place / "tokenizer.model").unlink(),
         lambda place: (place / "manifest.json").write_text("{}"),
     ],

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from llama_adapter.app.pictures.names import name_as_text, picture_key, place_of
+from llama_adapter.app.pictures.names import UniqueNames, name_as_text, picture_key, place_of
 
 RAW = os.fsdecode(b"inv\xff\xfe\x80.png")
 
@@ -27,3 +27,11 @@ def test_a_place_follows_links_to_folders_and_none_to_the_file(tmp_path: Path) -
 
     assert place_of(str(tmp_path / "link" / "a.png")) == os.path.realpath(tmp_path / "real") + "/a.png"
     assert [place_of(name) for name in ("\0/a.png", "\ud800/a.png")] == ["\0/a.png", "\ud800/a.png"]
+
+
+def test_a_thousand_equal_names_are_told_apart_by_a_few_thousand_comparisons() -> None:
+    asked: list[str] = []
+    names = UniqueNames(lambda name: (asked.append(name), name.casefold())[1])
+
+    assert len({names.take(name) for name in ("a.png", "A.png") * 500}) == 1000
+    assert len(asked) < 4000

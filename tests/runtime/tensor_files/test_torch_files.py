@@ -326,6 +326,11 @@ def test_plain_values_are_read_as_pickle_reads_them(value: object) -> None:
     assert read_pickle(pickle.dumps(value, protocol=2)).value == pickle.load(io.BytesIO(pickle.dumps(value)))
 
 
+def test_a_list_makes_one_dictionary_only_so_that_memory_stays_in_proportion() -> None:
+    once = b"ccollections\nOrderedDict\nq\x00](K\x01N\x86e\x85q\x01"
+    assert read_pickle(b"\x80\x02" + once + b"h\x00h\x01R" * 2 + b"\x86.").value == ({1: None}, {})
+
+
 def test_names_of_tensors_are_shown_without_control_characters_and_cut(tmp_path: Path) -> None:
     torch.save({"\x1b[2J\u202e" + "x" * 1_000_000: "no tensor"}, tmp_path / "x.pt")
     with pytest.raises(CheckpointError) as caught:

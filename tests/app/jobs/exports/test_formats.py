@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_adapter.app.jobs.exports import formats
 from llama_adapter.app.jobs.exports.formats import (
     FAILED_NAME,
     OTHER_NAMES,
@@ -117,6 +118,15 @@ def test_equal_names_become_different_files_also_where_case_does_not_count() -> 
     assert len({name.casefold() for name in packed}) == len(packed)
     folders = {str(parent) for name in packed for parent in PurePosixPath(name).parents}
     assert not folders & packed.keys()  # otherwise unpacking would need a folder in place of a file
+
+
+def test_a_thousand_equal_names_are_told_apart_by_a_few_thousand_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(formats, "name_key", lambda name: (asked.append(name), hash(name))[1])
+    names = formats.SidecarNames()
+
+    assert len({names.take("a.png") for _ in range(1000)}) == 1000
+    assert len(asked) < 10_000
 
 
 @pytest.mark.parametrize(("name", "safe"), SAFE_NAMES.items())

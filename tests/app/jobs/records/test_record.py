@@ -201,6 +201,12 @@ def test_every_run_that_appended_stays_in_the_manifest(tmp_path: Path, out: Path
     assert read_manifest(tmp_path / "other.jsonl") == []
 
 
+def test_a_manifest_has_no_password_of_an_address(out: Path) -> None:
+    paths = ["s3://key:pass%2Fword@bucket/a.png", "abfs://folder@account/a@b:c.png", "http://[::1]:80/a@b"]
+    write_manifest(out, manifest=manifest(job={"paths": paths}))
+    assert read_manifest(out)[0].job["paths"] == ["s3://key@bucket/a.png", *paths[1:]]
+
+
 def test_all_names_of_a_file_lead_to_one_manifest(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link.jsonl").symlink_to("folder/answers.jsonl")  # like /dev/stdout

@@ -23,6 +23,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from llama_adapter.app.serving.http_api.guards import MAX_SEPARATORS
 from llama_adapter.app.serving.web import guards, no_stub_files
 from llama_adapter.app.serving.web.guards import (
     LEFT_FREE_BYTES,
@@ -264,7 +265,7 @@ def test_old_uploads_are_deleted_though_one_came_in_between(tmp_path: Path) -> N
             assert old.exists() == is_there
 
 
-def post(path: str, size: int) -> httpx.Response:
+def post(path: str, size: int, *, of: bytes = b"\0") -> httpx.Response:
     """The answer to a body of this size, by an application that answers with the size it got."""
 
     async def told(request: Request) -> PlainTextResponse:
@@ -272,13 +273,14 @@ def post(path: str, size: int) -> httpx.Response:
 
     application = Starlette(routes=[Route("/{path:path}", told, methods=["POST"])])
     add_page_guards(application)
-    return TestClient(application, base_url="http://localhost").post(path, content=bytes(size))
+    return TestClient(application, base_url="http://localhost").post(path, content=of * size)
 
 
 @pytest.mark.parametrize("path", ["queue/join", "queue/join/", "run/predict", "cancel", "reset"])
 def test_the_body_of_an_event_is_bounded(path: str) -> None:
     assert post(f"/gradio_api/{path}", MAX_EVENT_BYTES).text == str(MAX_EVENT_BYTES)
     assert post(f"/gradio_api/{path}", MAX_EVENT_BYTES + 1).status_code == 413
+    assert post(f"/gradio_api/{path}", MAX_SEPARATORS + 1, of=b"[").status_code == 400
 
 
 def test_an_upload_is_not_held_in_memory_to_be_measured() -> None:
