@@ -46,6 +46,10 @@ static void set_up_matrices(int64_t num_rows, int64_t bytes) {
     set_shapes(&shapes);
 }
 
+ALWAYS_INLINE void fetch_into_l2(const uint8_t *at, int64_t num_bytes) {
+    for (int64_t line = 0; line < num_bytes; line += 64) __builtin_prefetch(at + line, 0, 2);
+}
+
 #define EACH_OF_FOUR(f) {f(0); f(1); f(2); f(3);}
 
 /* Sums of a block for up to 16 rows (`halves` 1) or 32 (2). `num_in` is a multiple of GROUP. `fetch` is NEXT if the weights
@@ -99,12 +103,14 @@ static void widen(const uint8_t *w, uint8_t *widened, floats_t scales[WIDE_GROUP
 
 typedef int32_t integer_sums_t[WIDE_GROUP / GROUP][2 * MATRIX_ROWS][2 * LANES];
 
-/* Integer sums of each group of a WIDE_GROUP, for two vectors of outputs and 16 rows (`halves` 1) or 32 (2). */
+/* Integer sums of each group of a WIDE_GROUP, for two vectors of outputs and 16 rows (`halves` 1) or 32 (2). Of the weights
+ * `next`, `fetched` bytes are fetched. */
 ALWAYS_INLINE void sum_groups(const int halves, const int64_t group, const int8_t *a, int64_t stride, const uint8_t *w,
-                              integer_sums_t sums) {
-    const int64_t step = least(64, group);
+                              integer_sums_t sums, const uint8_t *next, int64_t fetched) {
+    const int64_t step = least(64, group), each = fetched * step / WIDE_GROUP;
 #define STORE_INTEGERS(n) STORE(n, out + n / 2 * MATRIX_ROWS * 2 * LANES + n % 2 * LANES, 8 * LANES)
-    for (int64_t k = 0; k < WIDE_GROUP; k += step) {
+    for (int64_t k = 0; k < WIDE_GROUP; k += step, next += each) {
+        fetch_into_l2(next, each);
         if (k % group == 0) EACH_OF_FOUR(CLEAR)
         LOAD(4, a + k, stride);
         LOAD(6, w + k * BLOCK, 4 * BLOCK);
@@ -142,17 +148,18 @@ ALWAYS_INLINE void integer_matrices(const int kind, const int64_t group, const i
             const float *scales = input->scales + k / WIDE_GROUP * apart + row;
             const float *bases = input->bases + k / group * apart + row;
             const int32_t *offsets = input->offsets + k / group * apart + row;
-            /* The next WIDE_GROUP is fetched row by row, not at once: the processor waits for few lines at a time. */
-            const int64_t fetched = begin ? 0 : round_up(parts_of(wide_bytes / 2, count), 64);
+            /* The next WIDE_GROUP is fetched step by step and row by row: the processor waits for few lines at a time. */
+            const int64_t half = begin ? 0 : wide_bytes / 4, fetched = round_up(parts_of(half, count), 64);
             for (int v = 0; v < TILE_VECTORS; v += 2) {
                 const uint8_t *weights = (kind == INT8 ? w : widened) + 4 * v * LANES;
                 const uint8_t *next = w + wide_bytes + wide_bytes / TILE_VECTORS * v;
                 float *total = c + begin * SUMS_APART + v * LANES;
-                if (count > MATRIX_ROWS) sum_groups(2, group, a, stride, weights, sums);
-                else sum_groups(1, group, a, stride, weights, sums);
+                if (count > MATRIX_ROWS) sum_groups(2, group, a, stride, weights, sums, next, half);
+                else sum_groups(1, group, a, stride, weights, sums, next, half);
+                next += half;
                 for (int64_t r = 0; r < count; r++, total += SUMS_APART, next += fetched) {
                     floats_t scaled[2] = {zeros(), zeros()};
-                    for (int64_t at = 0; at < fetched; at += 64) __builtin_prefetch(next + at, 0, 2);
+                    fetch_into_l2(next, fetched);
                     EACH(g, WIDE_GROUP / group) {
                         ints_t offset = splat_ints(offsets[g * apart + r]);
                         floats_t base = splat(bases[g * apart + r]);
