@@ -158,7 +158,7 @@ def test_a_data_set_is_read_batch_by_batch(captioner: Captioner) -> None:
     assert [output["caption_text"] for output in describe(iter([STAR]))] == [["a"]]
 
 
-def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -> None:
+def test_the_image_processor_comes_before_the_models_own(captioner: Captioner, tmp_path: Path) -> None:
     both = Image.new("RGB", (448, 224))
     both.paste(Image.open(CIRCLE).convert("RGB").resize((224, 224)), (224, 0))
     right = pipeline("caption", captioner, image_processor=lambda picture: picture.crop((224, 0, 448, 224)))
@@ -168,6 +168,11 @@ def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -
 
     for given in (both, file.getvalue(), f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"):
         assert right(given)[0]["caption_text"] == expected
+    both.save(tmp_path / "both.png")
+    for given in (str(tmp_path), str(tmp_path / "*.png"), tmp_path / "both.png"):
+        outputs = right(["none.jpg", given, "http://example.com/a.jpg"])
+        assert [output.get("error") for output in outputs] == ["missing", None, "image_host_not_allowed"]
+        assert outputs[1] == {"caption_text": expected, "picture": str(tmp_path / "both.png")}
 
 
 def test_the_documented_text_generation(text: Pipeline) -> None:
