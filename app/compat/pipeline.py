@@ -278,7 +278,7 @@ class Pipeline:
                 question = entry.question({**options.values, "instruction": given})
                 given, task = question.prompt(self.captioner.info.default_prompt), question.task
             prompts.append(given)
-        return text_items(prompts, text_prefix=self.captioner.info.text_prefix(), task=task)
+        return text_items(iter(prompts), text_prefix=self.captioner.info.text_prefix(), task=task)
 
     def _picture_items(self, inputs: Iterable[Any], options: "_Options") -> list[WorkItem]:
         entry, reader = get_task(self.task), self.captioner.reader
@@ -424,7 +424,8 @@ def _is_lazy(inputs: Any) -> bool:
 def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
     """Inputs as a list. A single input becomes a list of one; token ids, and a pair for the template, are one input."""
     if is_text:
-        return [inputs] if is_one_prompt(inputs) else list(inputs)
+        given = inputs if is_one_prompt(inputs) else list(inputs)  # an array of token ids is one prompt as a list
+        return [given] if is_one_prompt(given) else given
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 

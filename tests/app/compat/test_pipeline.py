@@ -253,8 +253,11 @@ def test_token_ids_in_every_form(text: Pipeline) -> None:
     assert text([np.array(ids), torch.tensor(ids)], max_new_tokens=3) == [expected] * 2
     with pytest.raises(TypeError):
         text(b"Hello")
-    with pytest.raises(TypeError, match=r"got \[1, 'a'\]"):
-        text([1, "a"])
+    for given, shown in (([1, "a"], r"\[1, 'a'\]"), (3, "3"), ({"text": 3}, "3")):
+        with pytest.raises(TypeError, match=f"got {shown}"):
+            text(given)
+    with pytest.raises(TypeError, match="got 1"):
+        list(text(token_id for token_id in ids))
 
 
 @pytest.mark.parametrize("kind", [TextStreamer, TransformersStreamer])
