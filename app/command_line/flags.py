@@ -10,6 +10,7 @@ but not shown. `elsewhere` has flags of other programs (MindFormers, PaddleNLP),
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from string import Template
 from typing import Any, Final, get_args
 
@@ -31,8 +32,8 @@ _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
     "int": int,
     "float": float,
     "text": values.parse_text,
-    "names": lambda text: tuple(text.split(",")),
-    "choices": values.value_of(parse_choices),
+    "names": values.parse_names,
+    "choices": partial(values.parse_checked, parse_choices),
     "band": values.parse_band,
     "shard": values.parse_shard,
     "sample_fields": values.parse_sample_fields,

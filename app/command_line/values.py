@@ -36,16 +36,17 @@ def parse_text(text: str) -> str:
     return text
 
 
-def value_of(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A `type` for argparse: the text's encoding is checked, and a ValueError becomes a usage error."""
+def parse_checked(parse: Callable[[str], T], text: str) -> T:
+    """A `type` for argparse, with `parse` bound: the encoding is checked, and a ValueError becomes a usage error."""
+    try:
+        return parse(parse_text(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
-    def parsed(text: str) -> T:
-        try:
-            return parse(parse_text(text))
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
 
-    return parsed
+def parse_names(text: str) -> tuple[str, ...]:
+    """`a,b` -> ("a", "b")."""
+    return tuple(text.split(","))
 
 
 def parse_band(text: str) -> tuple[float, float]:
