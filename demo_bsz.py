@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from llama_adapter.app.captioning.tasks.choose import parse_choices
 from llama_adapter.app.command_line.flags import add_flags
 from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.app.command_line.parser import Parser, add_config
-from llama_adapter.app.command_line.values import parse_checked, parse_text, settings
+from llama_adapter.app.command_line.values import parse_text, settings, value_of
 from llama_adapter.app.jobs.report import Report, Tally
 from llama_adapter.app.models.models_by_name import form_of
 from llama_adapter.app.models.parallel.launch import launched_follower
@@ -90,10 +89,7 @@ def parser() -> Parser:
     question.add_argument("--prompt", type=parse_text, help="instruction (default: the model's own for captions)")
     question.add_argument("--question", type=parse_text, help="instruction, for use with --choices")
     prompt.add_argument(
-        "--choices",
-        type=partial(parse_checked, parse_choices),
-        separator=",",
-        help="answer with one of these, for example Yes,No",
+        "--choices", type=value_of(parse_choices), separator=",", help="answer with one of these, for example Yes,No"
     )
     prompt.add_argument(
         "--max-new-tokens",

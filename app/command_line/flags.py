@@ -10,7 +10,6 @@ but not shown. `elsewhere` has flags of other programs (MindFormers, PaddleNLP),
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from string import Template
 from typing import Any, Final, get_args
 
@@ -33,7 +32,7 @@ _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
     "float": float,
     "text": values.parse_text,
     "names": values.parse_names,
-    "choices": partial(values.parse_checked, parse_choices),
+    "choices": values.value_of(parse_choices),
     "band": values.parse_band,
     "shard": values.parse_shard,
     "sample_fields": values.parse_sample_fields,

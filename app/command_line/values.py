@@ -36,8 +36,12 @@ def parse_text(text: str) -> str:
     return text
 
 
-def parse_checked(parse: Callable[[str], T], text: str) -> T:
-    """A `type` for argparse, with `parse` bound: the encoding is checked, and a ValueError becomes a usage error."""
+def value_of(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A `type` for argparse: the text's encoding is checked, and a ValueError becomes a usage error."""
+    return functools.partial(_checked, parse)
+
+
+def _checked(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(parse_text(text))
     except ValueError as error:

@@ -1,17 +1,16 @@
 """`pipeline`: a callable for a task and a model that turns inputs into dicts, as in MindFormers and transformers."""
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 
 from llama_adapter.app.captioning.captioner import Captioner
-from llama_adapter.app.captioning.pictures import GivenPicture, given_pictures, is_one_picture, read_image
+from llama_adapter.app.captioning.pictures import given_pictures, is_one_picture, read_image
 from llama_adapter.app.captioning.tasks.answers import Answer, Event, TextDelta, answers_to_pandas
 from llama_adapter.app.captioning.tasks.prompts import Prompt, RawPrompt
 from llama_adapter.app.captioning.tasks.registry import get_task, tasks
@@ -21,17 +20,11 @@ from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
-from llama_adapter.app.pictures.inputs.remote import RemotePicture
-from llama_adapter.app.pictures.inputs.urls import FetchError
-from llama_adapter.app.pictures.prefixes.file import PrefixRow
-from llama_adapter.app.pictures.reading.sources import FileSlice
-from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import whole_number
 from llama_adapter.runtime.settings.setting import meant
-from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.image import load_picture
 
 TEXT = "text_generation"
 _ALIASES = {
@@ -88,7 +81,7 @@ def pipeline(
             or an `InferConfig`; or a `Captioner`, which the caller must close.
         tokenizer: None, or the model's tokenizer as an object of another library, such as a transformers
             `LlamaTokenizer`. The pipeline checks that it gives the same ids as the model's tokenizer.
-        image_processor: called with each picture before the model resizes it; returns a picture, not normalised.
+        image_processor: called with each picture as a PIL image, before the model resizes it; returns a picture.
         audio_processor: None. No model here takes sounds.
         backend: `"torch"`; `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder; `"ms"` or `"mslite"`
             for MindIR graphs run by MindSpore or MindSpore Lite. Then `model` is their folder or its name, the pair
@@ -163,7 +156,15 @@ class Pipeline:
         self._is_text = not get_task(task).needs_picture
         if not self._is_text:
             captioner.info.require_sight()
-        self._image_processor = image_processor
+        self._reader: PictureReader | None = None  # None: the captioner's
+        if image_processor is not None:
+            if captioner.spec.vision_kind == "prefixes":
+                raise UsageError("image_processor does not go with encoded pictures", hint="load a picture encoder")
+            self._reader = PictureReader(
+                captioner.spec.pictures,
+                pixels=captioner.pixels,
+                process=lambda image: given_pictures(image_processor(image))[0].source,
+            )
         self._defaults = dict(defaults or {})
         self._options({})
 
@@ -260,7 +261,7 @@ class Pipeline:
         streamer = options.streamer
         if getattr(streamer, "tokenizer", self.tokenizer) is None:
             streamer.tokenizer = self.tokenizer  # type: ignore[union-attr]
-        with closing(self.captioner.run(items, sampling=options.sampling)) as events:
+        with closing(self.captioner.run(items, sampling=options.sampling, reader=self._reader)) as events:
             told = events if streamer is None else _relayed(events, streamer, prompt_ids)
             done = sorted((event for event in told if isinstance(event, Answer)), key=lambda answer: answer.index)
         by_input = itertools.groupby(done, lambda answer: answer.index // count)
@@ -281,7 +282,7 @@ class Pipeline:
         return text_items(iter(prompts), text_prefix=self.captioner.info.text_prefix(), task=task)
 
     def _picture_items(self, inputs: Iterable[Any], options: "_Options") -> list[WorkItem]:
-        entry, reader = get_task(self.task), self.captioner.reader
+        entry, reader = get_task(self.task), self._reader or self.captioner.reader
         may_change = isinstance(inputs, Iterator)  # the next step of an iterator may change or close an image
         items: list[WorkItem] = []
         for given in inputs:
@@ -298,32 +299,14 @@ class Pipeline:
             question = entry.question(values)
             prompt = question.prompt(self.captioner.info.default_prompt)
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
-            for found in self._found(picture, first=len(items)):
+            allowed = self.captioner.allowed_hosts
+            for found in given_pictures(picture, allowed=allowed, reader=reader, first=len(items)):
                 index = len(items)
                 work = WorkQuestion(index=index, prompt=prompt, task=question.task)
                 label = f"picture {index}" if found.name is None else found.name
                 found = read_image(found, reader, label=label) if may_change else found
                 items.append(WorkItem(picture=found.source, label=label, questions=(work,)))
         return items
-
-    def _found(self, given: Any, *, first: int) -> Iterator[GivenPicture]:
-        """The pictures of an input, after the image processor. One that cannot be read stays: its answer tells why."""
-        reader, allowed = self.captioner.reader, self.captioner.allowed_hosts
-        if self._image_processor is None:
-            yield from given_pictures(given, allowed=allowed, reader=reader, first=first)
-            return
-        are_pixels = getattr(given, "ndim", 1) != 1  # paths of a table have one dimension
-        for found in [GivenPicture(given)] if are_pixels else given_pictures(given, allowed=allowed):
-            try:
-                opened = _opened(found, self.captioner.spec.pictures)
-            except (PictureError, FetchError):
-                opened = found.source
-            if not is_one_picture(opened) or isinstance(opened, (str, bytes, os.PathLike)):  # not read
-                yield found
-                continue
-            for one in given_pictures(self._image_processor(opened)):
-                named = replace(one, name=found.name)
-                yield read_image(named, reader, label=f"picture {first}")  # keeps its square alone
 
     def _shown(self, answers: Sequence[Answer], prompt_ids: Sequence[int], options: "_Options") -> dict[str, Any]:
         """The dict of an input; its answers are to one prompt."""
@@ -442,22 +425,6 @@ def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
 
 def _no_column(given: Mapping[Any, Any], names: Sequence[str]) -> ValueError:
     return ValueError(f"an input has no column {' or '.join(names)}; its columns are {', '.join(map(str, given))}")
-
-
-def _opened(found: GivenPicture, spec: ReadingSpec) -> Any:
-    """A file as it is stored, or pixels as given, for the image processor. Raises PictureError and FetchError."""
-    source: Any = found.source
-    if isinstance(source, PrefixRow):
-        raise UsageError("image_processor does not go with encoded pictures", hint="give the pictures' files")
-    if isinstance(source, RemotePicture):
-        source = source.download()
-    if isinstance(source, FileSlice):
-        source = source.read(max_bytes=spec.max_bytes)
-    if not isinstance(source, (str, bytes, os.PathLike)):
-        return source
-    limits: Any = {"max_pixels": spec.max_pixels, "max_bytes": spec.max_bytes, "damaged": spec.damaged}
-    # The reader turns the processed picture upright and puts it on white.
-    return load_picture(source, name=found.name, orientation="ignore", transparency="ignore", **limits).image
 
 
 def _full_text(tokenizer: Any, prompt_ids: Sequence[int], answer: Answer) -> str:

@@ -11,7 +11,7 @@ from llama_adapter.app.captioning.tasks.entry import TaskEntry
 from llama_adapter.app.captioning.tasks.registry import entries_by_command, installed, question_of, tasks
 from llama_adapter.app.command_line.flags import add_flags, command
 from llama_adapter.app.command_line.parser import Parser
-from llama_adapter.app.command_line.values import in_flags, parse_checked, refuse_without, settings, spec_from
+from llama_adapter.app.command_line.values import in_flags, refuse_without, settings, spec_from, value_of
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes import is_prefixes
 from llama_adapter.llm.engine.sampling_params import SamplingParams
@@ -68,7 +68,7 @@ def _declare(entries: Sequence[TaskEntry], parser: Parser) -> None:
             key=option.flag.strip("-").replace("-", "_"),
             dest=option.name,
             metavar=option.metavar,
-            type=partial(parse_checked, option.parse),
+            type=value_of(option.parse),
             separator=option.separator,
             first=option.name not in ("input", "raw"),
             help=f"{option.help}; may be given several times" if several else option.help,

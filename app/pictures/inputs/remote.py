@@ -20,15 +20,14 @@ class RemotePicture:
 
     def read(self, reader: Reader, *, name: str) -> PictureReading:
         """Download the picture and read it. Blocks. A failure is returned as `error`."""
+        from llama_adapter.app.pictures.inputs.fetching import fetch_in_thread
+
         started = time.perf_counter()
         try:
-            reading = reader.read(self.download(), name=name)
+            data = fetch_in_thread(
+                self.url, allowed=self.allowed, max_bytes=DEFAULT_MAX_BYTES, timeout_s=FETCH_TIMEOUT_S
+            )
+            reading = reader.read(data, name=name)
         except FetchError as error:
             reading = PictureReading(error=AnswerError(code=error.code, message=error.message))
         return replace(reading, elapsed_ms=(time.perf_counter() - started) * 1e3)
-
-    def download(self) -> bytes:
-        """The bytes of the picture. Blocks. Raises FetchError."""
-        from llama_adapter.app.pictures.inputs.fetching import fetch_in_thread
-
-        return fetch_in_thread(self.url, allowed=self.allowed, max_bytes=DEFAULT_MAX_BYTES, timeout_s=FETCH_TIMEOUT_S)

@@ -168,7 +168,9 @@ def test_the_image_processor_comes_before_the_models_own(captioner: Captioner, t
 
     for given in (both, file.getvalue(), f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"):
         assert right(given)[0]["caption_text"] == expected
-    both.save(tmp_path / "both.png")
+    turned = both.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x112] = 6  # upright after a quarter turn to the right
+    turned.save(tmp_path / "both.png", exif=turned.getexif())
     for given in (str(tmp_path), str(tmp_path / "*.png"), tmp_path / "both.png"):
         outputs = right(["none.jpg", given, "http://example.com/a.jpg"])
         assert [output.get("error") for output in outputs] == ["missing", None, "image_host_not_allowed"]
