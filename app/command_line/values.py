@@ -48,11 +48,6 @@ def _checked(parse: Callable[[str], T], text: str) -> T:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parse_names(text: str) -> tuple[str, ...]:
-    """`a,b` -> ("a", "b")."""
-    return tuple(text.split(","))
-
-
 def parse_band(text: str) -> tuple[float, float]:
     """`0.3,0.7` -> (0.3, 0.7)."""
     try:

@@ -133,7 +133,7 @@ class PictureReader:
     """
 
     def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, process: Callable[[Any], Any] | None = None) -> None:
-        """`process` is called with each PIL image, as `spec` wants it, before it is resized; by one thread at a time."""
+        """`process` is called with each PIL image as `spec` wants it, by one thread at a time, before it is resized."""
         self._turn = threading.Lock()
         self._spec, self._pixels, self._process = spec, pixels, process
         # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
@@ -155,12 +155,10 @@ class PictureReader:
         max_bytes = self._spec.max_bytes
         digest, pixels, problem = "", None, None
         seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
-        encoded: StoredPicture | None = None
         try:
             if isinstance(source, PrefixRow):
                 digest = source.digest
-                if wants_pixels is None or wants_pixels(digest):
-                    encoded = self._encoded(source)
+                encoded = self._encoded(source) if wants_pixels is None or wants_pixels(digest) else None
                 elapsed_ms = (time.perf_counter() - started) * 1e3
                 return PictureReading(digest=digest, encoded=encoded, elapsed_ms=elapsed_ms, notes=source.notes)
             if self._spec.prefixes is not None and side is None:
