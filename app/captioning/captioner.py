@@ -358,7 +358,9 @@ class Captioner:
         """
         return self._one(picture, [question], **options)
 
-    def _one(self, picture: Pictures, prompts: list[Prompt] | None, **options: Unpack[AskOptions]) -> Answer:
+    def _one(self, picture: Pictures, prompts: list[Prompt] | None, /, **options: Unpack[AskOptions]) -> Answer:
+        if wrong := {"prompt", "prompts", "question"} & options.keys():
+            raise TypeError(f"`caption` and `ask` have no option {wrong.pop()!r}: call `ask(picture, question)`")
         if (n := options.pop("n", 1)) != 1:
             raise ValueError(f"`caption` and `ask` give one answer: n must be 1, got {n!r}; `generate` gives several")
         return _answers(self._stream(partial(self._only, picture), prompts, **options))[0]

@@ -118,11 +118,13 @@ def _expanded(given: Any, *, allowed: tuple[AllowedHost, ...], advice: str) -> I
             file = given.buffer if hasattr(getattr(given, "buffer", None), "read") else given
             with suppress(AttributeError, OSError, ValueError):
                 file.seek(0)  # it may have been read or written before; Pillow begins there too
-            data = file.read(DEFAULT_MAX_BYTES + 1)
-            if not isinstance(data, bytes):
-                raise TypeError(f"A picture's file must be open for reading bytes, this gave {type(data).__name__}")
+            data = bytearray()
+            while (part := file.read(DEFAULT_MAX_BYTES + 1 - len(data))) != b"":  # a pipe may give less than asked for
+                if not isinstance(part, bytes):
+                    raise TypeError(f"A picture's file must be open for reading bytes, this gave {type(part).__name__}")
+                data += part
             own_name = getattr(given, "name", None)
-            yield GivenPicture(data, own_name if isinstance(own_name, str) else None)
+            yield GivenPicture(bytes(data), own_name if isinstance(own_name, str) else None)
         case _:
             raise TypeError(f"A picture is {_TAKEN}, got {type(given).__name__}{advice}")
 
@@ -155,7 +157,7 @@ def _pictures_of_array(pixels: np.ndarray) -> Iterator[GivenPicture]:
     if pixels.ndim not in (3, 4) or pixels.shape[-1] not in (3, 4):
         raise ValueError(
             f"An array of pixels has the shape (H, W, 3), (3, H, W), or (B, H, W, 3) for B pictures, or 4 channels "
-            f"for RGBA, got {shape}: give grey pictures as PIL images, `Image.fromarray(pixels)`"
+            f"for RGBA, got {shape}: give grey pixels of the shape (H, W) as `Image.fromarray(pixels)`"
         )
     levels = pixels if pixels.dtype == np.uint8 else float_levels(pixels)
     if levels is None:

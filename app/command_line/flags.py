@@ -10,6 +10,7 @@ but not shown. `elsewhere` has flags of other programs (MindFormers, PaddleNLP),
 import argparse
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import methodcaller
 from string import Template
 from typing import Any, Final, get_args
 
@@ -31,7 +32,7 @@ _TYPES: Final[Mapping[str, Callable[[str], Any]]] = {
     "int": int,
     "float": float,
     "text": values.parse_text,
-    "names": lambda text: tuple(text.split(",")),
+    "names": methodcaller("split", ","),
     "choices": values.value_of(parse_choices),
     "band": values.parse_band,
     "shard": values.parse_shard,

@@ -38,14 +38,14 @@ def parse_text(text: str) -> str:
 
 def value_of(parse: Callable[[str], T]) -> Callable[[str], T]:
     """A `type` for argparse: the text's encoding is checked, and a ValueError becomes a usage error."""
+    return functools.partial(_checked, parse)
 
-    def parsed(text: str) -> T:
-        try:
-            return parse(parse_text(text))
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
 
-    return parsed
+def _checked(parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(parse_text(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_band(text: str) -> tuple[float, float]:

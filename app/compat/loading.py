@@ -20,12 +20,7 @@ from llama_adapter.runtime.settings.setting import SECTIONS
 from llama_adapter.runtime.settings.yaml_file import Table, read_yaml
 
 _SPEC = frozenset(field.name for field in dataclasses.fields(CaptionerSpec)) | {"allowed_hosts"}
-_CALL = frozenset(field.name for field in dataclasses.fields(SamplingParams)) | {
-    "question",
-    "prompt",
-    "input",
-    "choices",
-}
+_CALL = {"question", "prompt", "input", "choices", *(field.name for field in dataclasses.fields(SamplingParams))}
 _PATHS = ("model", "llama_dir", "adapter", "clip", "encoder")
 _LITE = frozenset({"infer_seq_length", "device_id", "rank_id", "target", "prefill_model_path", "increment_model_path"})
 _MINDSPORE = {"ms": "ms", "mindspore": "ms", "mslite": "mslite", "mindspore_lite": "mslite", "lite": "mslite"}
@@ -96,8 +91,7 @@ def _of_path(place: Path) -> dict[str, Any]:
         except UsageError as error:
             if files:
                 names = ", ".join(path.name for path in files)
-                hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
-                raise UsageError(error.message, hint=hint) from None
+                error.hint = f"it has {len(files)} files of settings ({names}), and exactly one would be read"
             raise
     found = _of_mapping(read_yaml(str(files[0])), source=str(files[0]))
     for name in _PATHS:

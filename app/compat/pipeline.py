@@ -1,8 +1,6 @@
 """`pipeline`: a callable for a task and a model that turns inputs into dicts, as in MindFormers and transformers."""
 
-import io
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -10,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
-from PIL import Image
 
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.pictures import given_pictures, is_one_picture, read_image
@@ -23,12 +20,11 @@ from llama_adapter.app.compat.infer_config import graphs_of
 from llama_adapter.app.compat.loading import open_model
 from llama_adapter.app.compat.streamer import Streamer
 from llama_adapter.app.models.spec import EXPORTED
-from llama_adapter.app.pictures.inputs.data_uris import is_data_uri, read_data_uri
+from llama_adapter.app.pictures.reading.reader import PictureReader
 from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.given import whole_number
 from llama_adapter.runtime.settings.setting import meant
-from llama_adapter.vision.files import DEFAULT_MAX_BYTES
 
 TEXT = "text_generation"
 _ALIASES = {
@@ -85,7 +81,7 @@ def pipeline(
             or an `InferConfig`; or a `Captioner`, which the caller must close.
         tokenizer: None, or the model's tokenizer as an object of another library, such as a transformers
             `LlamaTokenizer`. The pipeline checks that it gives the same ids as the model's tokenizer.
-        image_processor: called with each picture before the model resizes it; returns a picture, not normalised.
+        image_processor: called with each picture as a PIL image, before the model resizes it; returns a picture.
         audio_processor: None. No model here takes sounds.
         backend: `"torch"`; `"onnx"` or `"om"` with `encoder=FILE` for an exported picture encoder; `"ms"` or `"mslite"`
             for MindIR graphs run by MindSpore or MindSpore Lite. Then `model` is their folder or its name, the pair
@@ -160,7 +156,15 @@ class Pipeline:
         self._is_text = not get_task(task).needs_picture
         if not self._is_text:
             captioner.info.require_sight()
-        self._image_processor = image_processor
+        self._reader: PictureReader | None = None  # None: the captioner's
+        if image_processor is not None:
+            if captioner.spec.vision_kind == "prefixes":
+                raise UsageError("image_processor does not go with encoded pictures", hint="load a picture encoder")
+            self._reader = PictureReader(
+                captioner.spec.pictures,
+                pixels=captioner.pixels,
+                process=lambda image: given_pictures(image_processor(image))[0].source,
+            )
         self._defaults = dict(defaults or {})
         self._options({})
 
@@ -257,7 +261,7 @@ class Pipeline:
         streamer = options.streamer
         if getattr(streamer, "tokenizer", self.tokenizer) is None:
             streamer.tokenizer = self.tokenizer  # type: ignore[union-attr]
-        with closing(self.captioner.run(items, sampling=options.sampling)) as events:
+        with closing(self.captioner.run(items, sampling=options.sampling, reader=self._reader)) as events:
             told = events if streamer is None else _relayed(events, streamer, prompt_ids)
             done = sorted((event for event in told if isinstance(event, Answer)), key=lambda answer: answer.index)
         by_input = itertools.groupby(done, lambda answer: answer.index // count)
@@ -275,10 +279,10 @@ class Pipeline:
                 question = entry.question({**options.values, "instruction": given})
                 given, task = question.prompt(self.captioner.info.default_prompt), question.task
             prompts.append(given)
-        return text_items(prompts, text_prefix=self.captioner.info.text_prefix(), task=task)
+        return text_items(iter(prompts), text_prefix=self.captioner.info.text_prefix(), task=task)
 
     def _picture_items(self, inputs: Iterable[Any], options: "_Options") -> list[WorkItem]:
-        entry, reader = get_task(self.task), self.captioner.reader
+        entry, reader = get_task(self.task), self._reader or self.captioner.reader
         may_change = isinstance(inputs, Iterator)  # the next step of an iterator may change or close an image
         items: list[WorkItem] = []
         for given in inputs:
@@ -295,8 +299,6 @@ class Pipeline:
             question = entry.question(values)
             prompt = question.prompt(self.captioner.info.default_prompt)
             picture = _column(given, options.image_column, _PICTURE_COLUMNS)
-            if self._image_processor is not None:
-                picture = self._image_processor(_opened(picture))
             allowed = self.captioner.allowed_hosts
             for found in given_pictures(picture, allowed=allowed, reader=reader, first=len(items)):
                 index = len(items)
@@ -405,7 +407,8 @@ def _is_lazy(inputs: Any) -> bool:
 def _as_list(inputs: Any, *, is_text: bool) -> list[Any]:
     """Inputs as a list. A single input becomes a list of one; token ids, and a pair for the template, are one input."""
     if is_text:
-        return [inputs] if is_one_prompt(inputs) else list(inputs)
+        given = inputs if is_one_prompt(inputs) else list(inputs)  # an array of token ids is one prompt as a list
+        return [given] if is_one_prompt(given) else given
     return list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
 
 
@@ -422,15 +425,6 @@ def _column(given: Any, wanted: str | None, usual: Sequence[str]) -> Any:
 
 def _no_column(given: Mapping[Any, Any], names: Sequence[str]) -> ValueError:
     return ValueError(f"an input has no column {' or '.join(names)}; its columns are {', '.join(map(str, given))}")
-
-
-def _opened(picture: Any) -> Any:
-    """A path, a data URI or the bytes of a file as a PIL image. Other pictures are returned unchanged."""
-    if isinstance(picture, str) and is_data_uri(picture):
-        picture = read_data_uri(picture, max_bytes=DEFAULT_MAX_BYTES)
-    if isinstance(picture, (str, os.PathLike)):
-        return Image.open(picture)
-    return Image.open(io.BytesIO(picture)) if isinstance(picture, (bytes, bytearray, memoryview)) else picture
 
 
 def _full_text(tokenizer: Any, prompt_ids: Sequence[int], answer: Answer) -> str:

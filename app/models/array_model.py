@@ -57,7 +57,8 @@ def open_arrays(folder: str | os.PathLike[str], *, spec: CaptionerSpec, library:
         dtype, reason = (manifest["dtype"], "its weights are packed in it") if is_fixed else (dtype, reason)
         why.append(reason)
     num_bytes = 4 * count if layout is None else sum(array.nbytes for array in tensors.values())
-    if (is_fixed and dtype != manifest["dtype"]) or 2 * num_bytes > (free_host_bytes() or 0):
+    row_bytes = 2 * decoder.num_layers * decoder.kv_dim * decoder.context * (4 if dtype == "float32" else 2)
+    if (is_fixed and dtype != manifest["dtype"]) or max(2 * num_bytes, row_bytes) > (free_host_bytes() or 0):
         return None
     chosen = (f"computing on cpu in {dtype}: {'; '.join(why)}",) if why else ()
     return ArrayModel(

@@ -173,7 +173,8 @@ def _named_inputs(
     elif is_archive_name(name) and os.path.isfile(name):
         yield from archive_inputs(name, fields=spec.sample_fields, left_out=left_out)
     elif is_remote(name) and not addresses:
-        message = f"Wanted a picture file, got the address `{shown_address(name)}`; download it, or use --engine ray."
+        advice = "download it, or use --engine ray of the command line"
+        message = f"Wanted a picture file, got the address `{shown_address(name)}`; {advice}."
         yield PictureInput.failed(address_label(name), "missing", message, source=name)
     else:
         yield file_input(name, root=root)

@@ -132,8 +132,10 @@ class PictureReader:
     `IsolatedReader` has a time limit.
     """
 
-    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule) -> None:
-        self._spec, self._pixels = spec, pixels
+    def __init__(self, spec: ReadingSpec, *, pixels: PixelRule, process: Callable[[Any], Any] | None = None) -> None:
+        """`process` is called with each PIL image as `spec` wants it, by one thread at a time, before it is resized."""
+        self._turn = threading.Lock()
+        self._spec, self._pixels, self._process = spec, pixels, process
         # Models with channel order bgr were trained with OpenCV, which converts to plain colours before resizing.
         self._convert: Literal["last", "first"] = "first" if spec.channel_order == "bgr" else "last"
         # Twice the size, so that the final resize still averages pixels.
@@ -153,12 +155,10 @@ class PictureReader:
         max_bytes = self._spec.max_bytes
         digest, pixels, problem = "", None, None
         seen: dict[str, Any] = {}  # fields of the reading, of a picture without error
-        encoded: StoredPicture | None = None
         try:
             if isinstance(source, PrefixRow):
                 digest = source.digest
-                if wants_pixels is None or wants_pixels(digest):
-                    encoded = self._encoded(source)
+                encoded = self._encoded(source) if wants_pixels is None or wants_pixels(digest) else None
                 elapsed_ms = (time.perf_counter() - started) * 1e3
                 return PictureReading(digest=digest, encoded=encoded, elapsed_ms=elapsed_ms, notes=source.notes)
             if self._spec.prefixes is not None and side is None:
@@ -185,6 +185,10 @@ class PictureReader:
                         max_bytes=max_bytes,
                         digest=digest or None,
                     )
+                if self._process is not None and side is None:
+                    with self._turn:
+                        processed = load_picture(self._process(loaded.image), name=name, orientation="ignore")
+                    loaded = replace(processed, notes=loaded.notes)
                 digest = loaded.digest
                 pixels = self._square(loaded) if side is None else _view(loaded, side=side)
                 seen = {"width": loaded.width, "height": loaded.height, "notes": loaded.notes}

@@ -87,7 +87,9 @@ def test_other_settings_and_a_model_for_texts_are_the_same(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"dtype": "float16"}, {"batch_size": "auto"}, {"operators": "aten"}, {"device": "cuda"}], ids=str
+    "options",
+    [{"dtype": "float16"}, {"batch_size": "auto"}, {"operators": "aten"}, {"device": "cuda"}, {"context": 10**11}],
+    ids=str,
 )
 def test_torch_opens_what_the_kernels_do_not_compute(options: dict[str, Any]) -> None:
     assert assemble_arrays(spec_of(**options)) is None

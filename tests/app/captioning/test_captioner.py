@@ -228,7 +228,9 @@ ARGUMENTS: tuple[tuple[Callable[[Captioner], object], type[Exception], str], ...
     (lambda one: one.caption(PICTURES[0], clock="x"), TypeError, "clock must be a StageClock"),  # type: ignore[arg-type]
     (lambda one: one.caption(PICTURES[0], stop=5), ValueError, "stop must be texts that are not empty, got 5"),  # type: ignore[arg-type]
     (lambda one: one.caption(PICTURES[0], n=2), ValueError, "n must be 1, got 2; `generate` gives several"),
-    (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),  # type: ignore[call-arg]
+    (lambda one: one.caption(PICTURES[0], prompt="x"), TypeError, "call `ask.picture, question"),  # type: ignore[call-arg]
+    (lambda one: one.caption(PICTURES[0], prompts="x"), TypeError, "call `ask.picture, question"),  # type: ignore[call-arg]
+    (lambda one: one.generate(PICTURES[0], prompt="x"), TypeError, "did you mean 'prompts'"),  # type: ignore[call-arg]
     (lambda one: one.caption(PICTURES[0], given=1), TypeError, "unexpected keyword argument 'given'"),  # type: ignore[call-arg]
     (lambda one: one.generate_text("x", given_items=1), TypeError, "unexpected keyword argument 'given_items'"),  # type: ignore[call-arg]
     (lambda one: one.warm_up(max_new_tokens="x"), ValueError, f"max_new_tokens {LEAST} 0"),  # type: ignore[arg-type]

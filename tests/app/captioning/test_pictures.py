@@ -35,6 +35,11 @@ def expected(captioner: Captioner) -> tuple[int, ...]:
     return answer.token_ids
 
 
+class ShortReads(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(min(size or 0, 1000))
+
+
 class Unseekable(io.BytesIO):
     """A file such as an answer over HTTP, or of a library that has errors of its own."""
 
@@ -85,6 +90,7 @@ FORMS: dict[str, Callable[[], object]] = {
     "file open for text": lambda: PICTURE.open(encoding="utf-8"),
     "temporary file open for text": temporary,
     "file in memory": lambda: io.BytesIO(PICTURE.read_bytes()),
+    "file with short reads": lambda: ShortReads(PICTURE.read_bytes()),
     "file of which the begin was read": lambda: begun(PICTURE.open("rb")),
     "file that cannot go back": lambda: Unseekable(PICTURE.read_bytes()),
     "file that raises another error instead of going back": lambda: Stuck(PICTURE.read_bytes()),

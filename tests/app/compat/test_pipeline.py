@@ -158,7 +158,7 @@ def test_a_data_set_is_read_batch_by_batch(captioner: Captioner) -> None:
     assert [output["caption_text"] for output in describe(iter([STAR]))] == [["a"]]
 
 
-def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -> None:
+def test_the_image_processor_comes_before_the_models_own(captioner: Captioner, tmp_path: Path) -> None:
     both = Image.new("RGB", (448, 224))
     both.paste(Image.open(CIRCLE).convert("RGB").resize((224, 224)), (224, 0))
     right = pipeline("caption", captioner, image_processor=lambda picture: picture.crop((224, 0, 448, 224)))
@@ -168,6 +168,13 @@ def test_the_image_processor_comes_before_the_models_own(captioner: Captioner) -
 
     for given in (both, file.getvalue(), f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"):
         assert right(given)[0]["caption_text"] == expected
+    turned = both.transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x112] = 6  # upright after a quarter turn to the right
+    turned.save(tmp_path / "both.png", exif=turned.getexif())
+    for given in (str(tmp_path), str(tmp_path / "*.png"), tmp_path / "both.png"):
+        outputs = right(["none.jpg", given, "http://example.com/a.jpg"])
+        assert [output.get("error") for output in outputs] == ["missing", None, "image_host_not_allowed"]
+        assert outputs[1] == {"caption_text": expected, "picture": str(tmp_path / "both.png")}
 
 
 def test_the_documented_text_generation(text: Pipeline) -> None:
@@ -248,8 +255,11 @@ def test_token_ids_in_every_form(text: Pipeline) -> None:
     assert text([np.array(ids), torch.tensor(ids)], max_new_tokens=3) == [expected] * 2
     with pytest.raises(TypeError):
         text(b"Hello")
-    with pytest.raises(TypeError, match=r"got \[1, 'a'\]"):
-        text([1, "a"])
+    for given, shown in (([1, "a"], r"\[1, 'a'\]"), (3, "3"), ({"text": 3}, "3")):
+        with pytest.raises(TypeError, match=f"got {shown}"):
+            text(given)
+    with pytest.raises(TypeError, match="got 1"):
+        list(text(token_id for token_id in ids))
 
 
 @pytest.mark.parametrize("kind", [TextStreamer, TransformersStreamer])

@@ -1,6 +1,7 @@
 """The command line, called in this process: output, exit codes, help, `config`, `completion`, and `load_settings`."""
 
 import json
+import pickle
 import re
 import shlex
 import subprocess
@@ -371,6 +372,9 @@ def test_settings_for_python(tmp_path: Path) -> None:
     assert (run.sampling["max_new_tokens"], run["pictures"]) == (5, ["a.png"])
     with pytest.raises(KeyError):
         run["paths"]
+    for command in build_parser().commands():  # a pool of processes pickles what each of them receives
+        settings = load_settings(command=command)
+        assert pickle.loads(pickle.dumps(settings)).to_yaml() == settings.to_yaml()
 
 
 @pytest.mark.parametrize(

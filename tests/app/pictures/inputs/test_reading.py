@@ -36,7 +36,9 @@ def test_an_address_is_no_missing_file_and_its_password_is_not_shown(tmp_path: P
     spec = InputSpec(paths=("https://me:secret@a.example/a.png?secret=1",), lists=(str(tmp_path / "list.txt"),))
     items = list(read_inputs(spec))
     assert [item.label for item in items] == ["https://a.example/a.png", "s3://bucket/b.png", "http://[x/a.png"]
-    assert all(item.error and "download it, or use --engine ray" in item.error.message for item in items)
+    assert all(
+        item.error and "download it, or use --engine ray of the command line" in item.error.message for item in items
+    )
     assert "secret" not in str([(item.label, item.error) for item in items])
     listed = read_inputs(InputSpec(lists=spec.lists), addresses=True)
     assert [item.error for item in listed] == [None, None]  # a worker of the cluster reads them
