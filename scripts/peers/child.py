@@ -338,7 +338,7 @@ def _vllm(task: Task) -> vllm.Vllm:
 
 
 def _openvino(task: Task) -> Encode:
-    batch_sizes = [batch for _, batch in task.rungs]
+    batch_sizes = {1, *(batch for _, batch in task.rungs)}  # 1: the picture whose error is measured
     return exported.open_openvino(_file(task), num_threads=task.threads, batch_sizes=batch_sizes)
 
 
