@@ -427,7 +427,8 @@ static void block_sums(const linear_t *self, const input_t *input, const char *w
 #endif
     for (int64_t first = begin; first < self->num_in; first += depth) {
         const char *w = weights + bytes_of_block(self->kind, first);
-        int64_t end = least(first + depth, self->num_in), num_bytes = bytes_of_block(self->kind, end - first), fetched = 0;
+        int64_t end = least(first + depth, self->num_in);
+        int64_t num_bytes = bytes_of_block(self->kind, end - first), fetched = 0;
         const char *next = end < self->num_in ? w + num_bytes : after;
         for (int64_t r = 0; r < num_rows; r += TILE_ROWS) {
             const char *from = fetched < num_bytes ? next + fetched : w;
@@ -542,8 +543,8 @@ static void product_task(const void *context, int64_t first, int64_t end, int64_
         for (int64_t output = panel; output < stop; output += BLOCK) {
             int64_t to = output - panel, next = output + BLOCK < stop ? output + BLOCK : next_panel;
             const char *weights = weights_of(linear, output), *after = weights_of(linear, next);
-            const char *others = up ? weights_of(up, output) : NULL;
-            block_sums(linear, &self->input, weights, first_row, num_rows, self->by_matrices, sums[0] + to, up ? others : after);
+            const char *others = up ? weights_of(up, output) : after;
+            block_sums(linear, &self->input, weights, first_row, num_rows, self->by_matrices, sums[0] + to, others);
             if (up) block_sums(up, &self->input, others, first_row, num_rows, self->by_matrices, sums[1] + to, after);
         }
         put_rows(self, first_row, num_rows, panel, stop, sums[0], sums[1]);

@@ -51,9 +51,9 @@ typedef struct {
 
 /* How weights are fetched before they are used: NEAR, `near_bytes` ahead into the L1 cache; or DEEP, 16 KB ahead into the L2
  * cache and 2 KB ahead into the L1 cache. For 4 rows or more, DEEP takes half of the time for 5 rows of int8 on AMD Zen 4,
- * and 2 to 11 % less on a fifth-generation Xeon. A tile that finds its weights in a cache brings those that are read NEXT
+ * and 1 to 11 % less on a fifth-generation Xeon. A tile that finds its weights in a cache brings those that are read NEXT
  * into the L2 cache, a line in each step: a tile that reads all of them at once waits for memory. On the Xeon, this and
- * larger slabs take 7 to 19 % off 12 to 56 rows in float32, and 4 to 12 % in int8. Prefetching may read beyond the end of
+ * larger slabs take 7 to 19 % off 12 to 56 rows in float32, and 4 to 11 % in int8. Prefetching may read beyond the end of
  * the weights; it never faults. */
 enum { NEXT = 0, NEAR = 1, DEEP = 2 };
 /* 0 on AMD's processors with an L1 cache of 32 KB, which fetch a stream better themselves: 1 to 6 rows of SmolLM2-135M in
