@@ -122,6 +122,56 @@ LONGEST = (
     "tests/app/captioning/test_gguf_model.py",
     "tests/app/jobs/clusters/test_cluster.py",
 )
+# Files that compute for long, by measurement: models in all runners and precisions, kernels and exported graphs.
+# `--quick` leaves them out, before they are imported.
+COMPUTING = (
+    "tests/app/captioning/tasks/test_picture_prompts.py",
+    "tests/app/captioning/test_assemble_arrays.py",
+    "tests/app/captioning/test_chats.py",
+    "tests/app/captioning/test_exported.py",
+    "tests/app/captioning/test_exported_picture_tokens.py",
+    "tests/app/captioning/test_foreign_models.py",
+    "tests/app/captioning/test_picture_tokens.py",
+    "tests/app/captioning/test_text_adapters.py",
+    "tests/app/command_line/commands/test_picture_models.py",
+    "tests/app/compat/reference/test_llama.py",
+    "tests/app/jobs/test_encoding.py",
+    "tests/app/learning/calibration/test_promising.py",
+    "tests/app/learning/quantising/test_calibrated.py",
+    "tests/app/learning/scores/test_intervals.py",
+    "tests/app/learning/training/test_eye.py",
+    "tests/app/learning/training/test_model.py",
+    "tests/app/learning/training/test_plan.py",
+    "tests/app/models/graph_export/test_decoder.py",
+    "tests/app/models/test_out_of_distribution.py",
+    "tests/app/models/test_packed_bundle.py",
+    "tests/app/models/test_quantised_model.py",
+    "tests/app/models/test_split_bundle.py",
+    "tests/app/models/test_text_bundles.py",
+    "tests/fuzz/test_targets.py",
+    "tests/llm/test_async_readback.py",
+    "tests/llm/test_cuda.py",
+    "tests/llm/test_exported_decoder.py",
+    "tests/llm/test_families.py",
+    "tests/llm/test_native_ranks.py",
+    "tests/llm/test_native_runner.py",
+    "tests/llm/test_past.py",
+    "tests/llm/test_picture_tokens.py",
+    "tests/llm/test_rows.py",
+    "tests/llm/test_sources_of_families.py",
+    "tests/llm/test_tokenizer_kinds.py",
+    "tests/runtime/devices/test_triton.py",
+    "tests/runtime/graphs/test_onnx_session.py",
+    "tests/runtime/kernels/test_linear.py",
+    "tests/runtime/kernels/test_matrices.py",
+    "tests/scripts/test_ascend_guide.py",
+    "tests/scripts/test_benchmarks.py",
+    "tests/scripts/train_embedded/test_bundle.py",
+    "tests/scripts/train_embedded/test_stages.py",
+    "tests/vision/test_export.py",
+    "tests/vision/test_native_encoder.py",
+    "tests/vision/test_torch_backend.py",
+)
 # Files that share a result that takes a process half a minute to compute, most of the time of `test_chips.py`.
 TOGETHER = dict.fromkeys(("tests/npu/test_few_bits.py", "tests/npu/test_ranks.py"), "tests/npu/test_chips.py")
 
@@ -130,6 +180,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in random order"
     )
+    parser.addoption("--quick", action="store_true", help="leave out files that compute for long")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out `COMPUTING` with `--quick`."""
+    return (config.getoption("quick") and collection_path in {ROOT / name for name in COMPUTING}) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -147,7 +203,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
     first = {ROOT / name: number for number, name in enumerate(LONGEST)}
-    assert all((ROOT / name).exists() for name in (*LONGEST, *TOGETHER)), "a file that is named here is no more"
+    assert all((ROOT / name).exists() for name in (*LONGEST, *COMPUTING, *TOGETHER)), (
+        "a file that is named here is no more"
+    )
 
     def place(item: pytest.Item) -> tuple[int, bool, bool, int, Path]:
         rank = first.get(item.path, len(first))

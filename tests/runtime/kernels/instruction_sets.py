@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from llama_adapter.runtime.kernels.compiling import FLAGS, FOLDER, LIBRARIES, SOURCES, compiled, compilers
+from llama_adapter.runtime.kernels.compiling import (
+    FLAGS,
+    FOLDER,
+    LIBRARIES,
+    SOURCES,
+    compiled,
+    compilers,
+    digest_of_sources,
+)
 from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, choose_instructions
 from llama_adapter.runtime.kernels.library import Library
 
+KEPT = Path(__file__).parents[3] / ".pytest_cache" / "kernels"  # it takes 10 seconds to compile
 EMULATED_AMX = "emulated AMX"  # AVX-512 with the instructions of AMX in C: emulated_amx.h
 
 
@@ -33,14 +42,19 @@ def emulated_amx() -> EmulatedAmx:
         pytest.skip("this processor has no avx512_bf16")
     options = instructions.options(["avx512_bf16"])
     macros = [f"-D__AMX_{name}__=1" for name in ("TILE", "INT8", "BF16")]
-    with tempfile.TemporaryDirectory() as folder:
-        for source in SOURCES:
-            shutil.copy(FOLDER / source, folder)
-        shutil.copy(Path(__file__).with_name("emulated_amx.h"), Path(folder, "amx.h"))
-        made = Path(folder, "kernels.so")
-        command = [*compiler(), *FLAGS, *options, *macros, f"{folder}/kernels.c", "-o", str(made), *LIBRARIES]
-        subprocess.run(command, check=True)
-        return EmulatedAmx(made)
+    command = [*compiler(), *FLAGS, *options, *macros]
+    header = Path(__file__).with_name("emulated_amx.h")
+    made = KEPT / f"emulated-{digest_of_sources(*command, header.read_text())}.so"
+    if not made.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
+            for source in SOURCES:
+                shutil.copy(FOLDER / source, folder)
+            shutil.copy(header, Path(folder, "amx.h"))
+            library = Path(folder, "kernels.so")
+            subprocess.run([*command, f"{folder}/kernels.c", "-o", str(library), *LIBRARIES], check=True)
+            library.replace(made)  # atomic: other processes may compile the same
+    return EmulatedAmx(made)
 
 
 def named(name: str) -> InstructionSet:
