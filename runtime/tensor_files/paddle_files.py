@@ -71,11 +71,15 @@ class _Reader(pickle._Unpickler):
 def read_pdparams(path: Path) -> dict[str, Tensor]:
     """The tensors by name. Raises CheckpointError for a file that is missing, damaged or holds anything else."""
     require_file(path)
-    if path.stat().st_size > _MAX_BYTES:
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
         raise damaged(path, f"it has more than {_MAX_BYTES:,} bytes")
     try:
         values = _Reader(io.BytesIO(path.read_bytes())).load()
-        return {name: _tensor(value) for name, value in values.items() if name != _PARAMETER_NAMES}
+        values.pop(_PARAMETER_NAMES, None)
+        if sum(len(value.state[-1]) for value in values.values() if isinstance(value, _Array)) > size:
+            raise ValueError("its arrays have more bytes than the file")
+        return {name: _tensor(value) for name, value in values.items()}
     except Exception as error:  # a damaged pickle may raise any error
         raise damaged(path, str(error) or type(error).__name__) from None
 

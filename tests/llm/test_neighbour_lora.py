@@ -232,6 +232,7 @@ class Calls:
         pickle.dumps({"a": 1}),
         pickle.dumps({"a": np.array(["text"])}),
         pickle.dumps({"a": np.ones(3)})[:-9],
+        pickle.dumps(dict.fromkeys("abcdefgh", np.ones(100))),  # one array under many names
         b"\x80\x04r\xff\xff\xff\xff.",  # a memo of 4 billion entries
         b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # bytes that the file does not have
         b"\x80\x05\x96\x00\x00\x00\x00\x01\x00\x00\x00.",  # 4 GB that the file does not have
