@@ -39,7 +39,7 @@ class Problem:
     details: tuple[str, ...] = ()  # several faults, one per line
 
 
-_OUT_OF_MEMORY = Rule(http_status=503, hint="try a smaller --batch-size")
+_OUT_OF_MEMORY = Rule(http_status=503, hint="close other programs; where a command has --batch-size, try a smaller one")
 _FAILED = Rule()
 _NO_PLACE = Rule(exit_code=ExitCode.USAGE, hint="a file is where a folder is wanted, or the reverse: name another")
 _UNEXPECTED = Rule(hint="this is a fault of the program; --debug shows where it happened")

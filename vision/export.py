@@ -53,7 +53,11 @@ def export_onnx(
     Raises GraphError if a required package is missing and for weights that `dtype` cannot represent, ValueError for an
     unknown dtype or opset, and RuntimeError if `state` does not fit `config`.
     """
-    check_export(dtype=dtype, opset=opset)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be float32 or float16, got {dtype!r}")
+    if opset not in OPSETS:
+        raise ValueError(f"opset must be 17 or 18, got {opset!r}")
+    require("onnx", "onnx-ir")
     card = EncoderCard(name=name, vision=config, dtype=dtype, opset=opset, fingerprint=fingerprint(state))
     encoder = encoder_from_state(config, cast_weights(state, dtype=dtype))
     write_graph(EncoderGraph(encoder, opset=opset).model(), Path(path), card=card.to_graph(), check=check)
@@ -134,22 +138,14 @@ def _run(exported: ExportedEncoder, pixels_BHWC: NDArray[np.uint8], *, batch_siz
     return np.concatenate([exported.encode(pixels_BHWC[start : start + batch_size]) for start in starts])
 
 
-def check_export(*, dtype: str, opset: int) -> None:
-    """Raise ValueError for an unsupported type or opset, and GraphError if a required package is missing."""
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be float32 or float16, got {dtype!r}")
-    if opset not in OPSETS:
-        raise ValueError(f"opset must be 17 or 18, got {opset!r}")
-    require("onnx", "onnx-ir")
-
-
 def cast_weights(state: Mapping[str, Tensor], *, dtype: GraphDtype) -> dict[str, Tensor]:
     """The tensors in `dtype` on the CPU. Raises GraphError for numbers that are not finite in `dtype`."""
     cast = {key: tensor.detach().cpu().to(DTYPES[dtype]) for key, tensor in state.items()}
     for key, tensor in cast.items():
         if not bool(torch.isfinite(tensor).all()):
             if bool(torch.isfinite(state[key]).all()):
-                raise GraphError(f"Values of `{key}` are too large for float16", hint="export with --dtype float32")
+                hint = "export in float32: --dtype, of `export decoder` --precision"
+                raise GraphError(f"Values of `{key}` are too large for float16", hint=hint)
             raise GraphError(f"Values of `{key}` are not finite", hint="the checkpoint is damaged")
     return cast
 

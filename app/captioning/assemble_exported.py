@@ -56,12 +56,12 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
             hint="leave them out, or export the decoder with --format mindir",
         )
     config = card.config
-    for name in ("dtype", "channel_order"):
+    for name, flag in (("dtype", "--precision"), ("channel_order", "--channel-order")):
         own, wanted = getattr(card, name), getattr(spec, name)
         if wanted not in (AUTO, own):
             raise UsageError(
                 f"The decoder in `{spec.decoder}` is exported with {name} {own}, and {name} is {wanted}",
-                hint=f"leave out --{name.replace('_', '-')}, or export the decoder again with it",
+                hint=f"leave out --{name.replace('_', '-')}, or export the decoder again with another {flag}",
             )
     if spec.context is not None and spec.context > config.context:
         raise UsageError(

@@ -262,7 +262,7 @@ class Captioner:
                 `"*.example.com"` or `"http://example.com:8080"`. Every address that a name resolves to must be public.
 
         None means the default. Raises ValueError for values out of range and options that exclude each other,
-        CheckpointError and GraphError for files, and DeviceError for devices.
+        CheckpointError and GraphError for files, UsageError for names not fetched, and DeviceError for devices.
         """
         given = dict(locals())
         values = {name: given[name] for name in CaptionerSpec.__dataclass_fields__ if given[name] is not None}

@@ -3,6 +3,7 @@
 import argparse
 from typing import Final
 
+from llama_adapter.runtime.errors import UsageError
 from llama_adapter.runtime.terminal.stderr_lines import say
 
 _FIELDS: Final = {"model", "llama_dir", "adapter", "clip"}
@@ -27,11 +28,14 @@ def locate_names(options: argparse.Namespace) -> None:
     if not any(values.get(field) for field in _FIELDS):
         return
     from llama_adapter.app.models.named.catalogue import find_parts  # help needs none of it
-    from llama_adapter.app.models.named.located import located
+    from llama_adapter.app.models.named.located import is_named, located
 
-    command = options.parser.name
-    if command in _OF_BUNDLES and find_parts(str(values["model"])):
-        values.pop("model")
+    command, name = options.parser.name, str(values.get("model"))
+    if command in _OF_BUNDLES and find_parts(name) and is_named(name):
+        raise UsageError(
+            f"`{command} --model` takes no name of `get --list`, got `{name}`",
+            hint="`convert --llama-dir NAME --out FOLDER`, with --adapter and --clip for pictures, makes a bundle",
+        )
     found = located(
         values,
         consent="yes" if values.get("yes") else "no" if command in _SERVICES else "ask",

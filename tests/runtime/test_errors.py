@@ -135,7 +135,7 @@ def test_errors_have_their_codes(error: BaseException, code: int, status: int) -
 def test_the_hint_of_an_error_precedes_that_of_its_class() -> None:
     assert describe(CheckpointError("x", hint="copy it")).hint == "copy it"
     assert describe(CheckpointError("x")).hint == CheckpointError.default_hint
-    assert describe(torch.OutOfMemoryError("tried to allocate 2 GiB")).hint == "try a smaller --batch-size"
+    assert "where a command has --batch-size" in describe(torch.OutOfMemoryError("tried to allocate 2 GiB")).hint
     assert format_problem(describe(UsageError("no", hint="yes"))) == "error: no\n\nhint: yes"
     assert format_problem(describe(UsageError("no"))) == "error: no"
 

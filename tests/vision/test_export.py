@@ -128,9 +128,10 @@ def test_the_file_contains_no_path_of_this_machine(bgr: Exported) -> None:
 def test_weights_that_float16_cannot_hold_are_refused(bgr: Exported, tmp_path: Path) -> None:
     state = bgr.encoder.state_dict() | {"query.queries": torch.full_like(bgr.encoder.query.queries, 1e6)}
 
-    with pytest.raises(GraphError, match=r"`query\.queries`"):
+    with pytest.raises(GraphError, match=r"`query\.queries`") as caught:
         export_onnx(bgr.encoder.config, state, tmp_path / "clip.onnx", name="tiny", dtype="float16")
 
+    assert caught.value.hint == "export in float32: --dtype, of `export decoder` --precision"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -217,7 +217,7 @@ def test_parts_of_two_models_are_refused(snapshot: object) -> None:
     }.items():
         with pytest.raises((GraphError, UsageError)) as caught:
             Captioner.load(decoder=exported_golden("BIAS-TINY"), **options)
-        shown = str(caught.value).replace(exported_golden("BIAS-TINY"), "FOLDER")
+        shown = f"{caught.value} [{caught.value.hint}]".replace(exported_golden("BIAS-TINY"), "FOLDER")
         shown = shown.replace(exported_embedded(), "EMBEDDED").replace(metadata.version("onnxruntime"), "VERSION")
         told[name] = shown
 

@@ -155,7 +155,7 @@ def test_services_fetch_only_with_yes(
         ("caption a.png --model bias-7b", 2, "--yes"),
         ("train data --model llama-7b --out x.pth", 2, "--yes"),
         ("export onnx --adapter bias-7b --clip clip-vit-l-14 --out x.onnx", 2, "--yes"),
-        ("quantize --model bias-7b --out x", 1, "is no model bundle"),
+        ("quantize --model bias-7b --out x", 2, "`convert --llama-dir NAME"),
         ("convert --llama-dir llama-7b --adapter bias-7b --out x", 2, "--yes"),
     ],
 )
