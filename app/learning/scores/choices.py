@@ -46,11 +46,6 @@ class Choices:
         names = [name.strip().casefold() for name in self.classes or ()]
         return names.index("yes") if len(names) == 2 and set(names) == YES_NO else None
 
-    @property
-    def has_sets(self) -> bool:
-        """Whether a picture has several questions."""
-        return len(self.set_N) > len(np.unique(self.set_N))
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Confusion:
@@ -135,7 +130,7 @@ def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     shares = class_shares(answer_counts(table, chosen))
     found |= {name: _defined(share_C[table.yes]) for name, share_C in shares.items()}
     found["share of yes"] = float((table.answer_N[chosen] == table.yes).mean())
-    if table.has_sets:
+    if len(table.set_N) > len(np.unique(table.set_N)):  # a picture has several questions
         plus = found["accuracy+"] = accuracy_plus(table, chosen)
         found["MME score"] = 100.0 * (accuracy + plus)
     return found
