@@ -5,7 +5,6 @@ the score of a part from Fu et al., "MME: A Comprehensive Evaluation Benchmark f
 (2023). ROC-AUC of several classes is the mean over the classes, each against the rest.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -229,7 +228,7 @@ def ranks(values_N: Floats) -> Ints:
 
 
 def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+    return None if np.isnan(value) else float(value)
 
 
 def _mean_defined(shares_C: Floats) -> float | None:
