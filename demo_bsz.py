@@ -242,7 +242,7 @@ def run_trials(captioner: "Captioner", options: argparse.Namespace, sampling: Sa
         wall_s=total_s,
         model=captioner.info,
         batch_size=options.batch_size,
-        num_warm_up_pictures=len(warm_up),
+        num_warm_up_pictures=sum(one.error is None for one in warm_up),
         synchronised=True,
     )
     print(report.format_table(), flush=True)

@@ -37,7 +37,7 @@ class Decider:
         return self.rule is None and self.calibration is None
 
     def doubts(self, *, prompts: Iterable[str], model_digests: Iterable[str]) -> list[str]:
-        """Notes for the user if the calibration was made for other prompts or another model."""
+        """Notes for the user if the calibration was made for other prompts or another model, or has no threshold."""
         if self.calibration is None:
             return []
         question, found = self.calibration.question, []
@@ -46,6 +46,10 @@ class Decider:
             found.append(f"note: the calibration is of {question!r}, and there are answers to {others[0]!r}")
         if any(digest != self.calibration.model_digest for digest in model_digests):
             found.append("note: the calibration is of another model than some of these answers")
+        if self.calibration.threshold is None and self.rule is None:
+            target = f"{self.calibration.target_precision:.1%}"
+            why = f"no threshold of this calibration reaches a precision of {target}"
+            found.append(f"note: {why}: the likeliest choice counts")
         return found
 
     def decide(self, choice: Choice) -> Decision:

@@ -56,6 +56,8 @@ class BenchJob:
 
     def __post_init__(self) -> None:
         require_least(self, "pictures", "rounds")
+        if self.pictures < (largest := max(self.batch_sizes)):  # its batches would not be full
+            raise ValueError(f"pictures must be at least {largest}, the largest batch size, got {self.pictures}")
         if self.question != QUESTION and self.workload != "yesno":
             raise ValueError("question is for yesno, and caption has the model's own instruction")
         if self.random is not None:
@@ -157,13 +159,12 @@ class _Bench:
 
         In a graph mode, the programs of all shapes are compiled too. Some are recorded when their shape occurs again.
         """
-        files = list(itertools.islice(itertools.cycle(self._pictures), self.batch_size))
         started = time.perf_counter()
         is_eager = self._captioner.info.mode == EAGER
         if not is_eager and self._job.workload == "caption":
             self._captioner.warm_up(self._instruction, max_new_tokens=NUM_NEW_TOKENS)
         for _ in range(1 if is_eager else 2):
-            self._answer(files, max_new_tokens=_NUM_WARM_UP_TOKENS)
+            self._answer(self._pictures[: self.batch_size], max_new_tokens=_NUM_WARM_UP_TOKENS)
         self.warm_up_s = time.perf_counter() - started
 
     def run_round(self) -> float:

@@ -250,12 +250,6 @@ def _check_calibration(job: ExportRecordsJob, found: Survey, decider: Decider, c
     prompts = [prompt for prompt in found.prompts if job.prompt in (None, prompt)]
     for note in decider.doubts(prompts=prompts, model_digests=[run.model_digest for run in runs]):
         _say(job, note)
-    if calibration.threshold is None and job.threshold is None and job.abstain is None:
-        _say(
-            job,
-            f"note: no threshold of this calibration reaches a precision of {calibration.target_precision:.1%}: "
-            "the likeliest choice counts",
-        )
 
 
 def _columns(job: ExportRecordsJob, found: Survey, decider: Decider) -> list[str]:

@@ -42,6 +42,7 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         require_least(self, "limit")
+        require_least(self, "seed", least=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

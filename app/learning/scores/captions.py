@@ -27,12 +27,13 @@ _CIDER_SCALE: Final = 10.0
 Ngram = tuple[str, ...]
 Tokens = tuple[str, ...]
 
-# Words include inner hyphens, points and slashes. Parts of contractions are separate words: do n't, dog 's. Characters
-# of Japanese and Chinese are words. Vowels of Hindi, Thai and Arabic are marks, which `\w` lacks.
-_CLITIC: Final = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")
+# Words include inner hyphens, points and slashes; numbers also colons and commas. Parts of contractions are words: do
+# n't, can not. Characters of Japanese and Chinese are words. Vowels of Hindi, Thai and Arabic are marks, not in `\w`.
+_CLITIC: Final = re.compile(r"(n't|'(?:s|m|d|re|ve|ll)|(?<=\bcan)not|(?<=\bgo[nt]|\bwan)[nt]a|(?<=\bgim|\blem)me)\b")
 _MARKS: Final = "".join(mark for mark in map(chr, range(0x300, 0x2000)) if unicodedata.category(mark)[0] == "M")
 _LETTERS: Final = rf"[^\W\u3040-\u9fff](?:[^\W\u3040-\u9fff]|[{_MARKS}])*"
-_WORD: Final = re.compile(rf"n't\b|'(?:s|m|d|re|ve|ll)\b|(?=\w)[\u3040-\u9fff]|{_LETTERS}(?:[-./]{_LETTERS})*")
+_WITHIN: Final = rf"(?:[-./]|(?<=\d)[:,](?=\d)|(?<=\bo)'(?=clock\b)){_LETTERS}"
+_WORD: Final = re.compile(rf"n't\b|'(?:s|m|d|re|ve|ll)\b|(?=\w)[\u3040-\u9fff]|{_LETTERS}(?:{_WITHIN})*")
 
 
 def tokens_of(text: str) -> Tokens:

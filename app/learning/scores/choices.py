@@ -5,7 +5,6 @@ the score of a part from Fu et al., "MME: A Comprehensive Evaluation Benchmark f
 (2023). ROC-AUC of several classes is the mean over the classes, each against the rest.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,11 +44,6 @@ class Choices:
         """The index of `yes`, if the classes are yes and no; otherwise None."""
         names = [name.strip().casefold() for name in self.classes or ()]
         return names.index("yes") if len(names) == 2 and set(names) == YES_NO else None
-
-    @property
-    def has_sets(self) -> bool:
-        """Whether a picture has several questions."""
-        return len(self.set_N) > len(np.unique(self.set_N))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +129,7 @@ def part_figures(table: Choices, chosen: Ints) -> dict[str, float | None]:
     shares = class_shares(answer_counts(table, chosen))
     found |= {name: _defined(share_C[table.yes]) for name, share_C in shares.items()}
     found["share of yes"] = float((table.answer_N[chosen] == table.yes).mean())
-    if table.has_sets:
+    if len(table.set_N) > len(np.unique(table.set_N)):  # a picture has several questions
         plus = found["accuracy+"] = accuracy_plus(table, chosen)
         found["MME score"] = 100.0 * (accuracy + plus)
     return found
@@ -234,7 +228,7 @@ def ranks(values_N: Floats) -> Ints:
 
 
 def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+    return None if np.isnan(value) else float(value)
 
 
 def _mean_defined(shares_C: Floats) -> float | None:

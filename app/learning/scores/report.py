@@ -25,6 +25,7 @@ _DECISIVE: Final = ("accuracy", "normalised", "CIDEr-D")  # metrics that decide 
 _OF_CLASSES: Final = "Intervals: Wilson's; if a picture has several examples, at least as wide as the bootstrap's."
 _OF_LIMITS: Final = "Right answers of 0 and 100 % have Wilson's interval for the number of pictures."
 _LEVEL: Final = 0.05  # a p-value below it is a difference
+_LEAST_PICTURES: Final = 6  # if all of fewer pictures favour one model, a sign test has p > `_LEVEL`
 _MAX_MATRIX: Final = 30  # most classes of a shown matrix, and most confusions in a list
 
 
@@ -95,13 +96,13 @@ def verdict(comparison: Comparison) -> str:
     """Which model is better, in two sentences with the difference, its interval and the p-value.
 
     With one example per picture, McNemar's p below 0.05 decides. Otherwise the interval decides, which does not take
-    the examples of a picture as independent.
+    the examples of a picture as independent; with fewer than `_LEAST_PICTURES`, nothing does.
     """
     name = next(one for one in _DECISIVE if one in comparison.differences)
     difference, found = comparison.differences[name], comparison.mcnemar
     (one, other), (before, after) = comparison.names, comparison.values[name]
     low, high = difference.low, difference.high
-    is_apart = low is not None and high is not None and not low <= 0 <= high
+    is_apart = comparison.num_pictures >= _LEAST_PICTURES and not (low or 0.0) <= 0 <= (high or 0.0)
     if found is not None and comparison.num_pictures == comparison.num_examples:
         is_apart = found.p_value < _LEVEL
     better, worse = (other, one) if (difference.value or 0) > 0 else (one, other)

@@ -241,10 +241,10 @@ class Feeder:
             self._ahead = {step + 1: self._pool.submit(self._make, step + 1)}
         return made.result()
 
-    def counts(self, step: int) -> tuple[int, int]:
-        """The numbers of labels and of examples of a step, over all ranks."""
-        lessons = self._lessons(step)
-        return sum(len(one.row.labels) for one in lessons), len(lessons)
+    def counts(self, step: int) -> tuple[int, int, int]:
+        """The numbers of labels, tokens and examples of a step, over all ranks."""
+        rows = [one.row for one in self._lessons(step)]
+        return sum(len(row.labels) for row in rows), sum(len(row.token_ids) for row in rows), len(rows)
 
     def close(self) -> None:
         """End the thread."""

@@ -191,6 +191,8 @@ class TrainJob:
             raise ValueError(f"most_unreadable must lie in 0..1, got {self.most_unreadable}")
         require_least(self, "evaluate_every")
         require_least(self, "seed", "patience", least=0)
+        if self.seed >= 2**32:  # a generator's seed has the number of the step in its lower half
+            raise ValueError(f"seed must be below 2 ** 32, got {self.seed}")
         if not (self.save_every_s > 0 and self.timeout_s > 0):
             raise ValueError("save_every_s and timeout_s must be seconds above 0")
         if self.resume and self.force:

@@ -222,7 +222,7 @@ class Loop:
         lr = self._job.rate_at(state.step, num_steps=state.num_steps)
         torch.manual_seed((self._job.seed << 32) + state.step)
         parts = self._feeder.at(state.step)
-        num_labels, num_examples = self._feeder.counts(state.step)
+        num_labels, num_tokens, num_examples = self._feeder.counts(state.step)
         with self._ranks.failing():
             done = self._stepper.step(parts, num_labels=num_labels, lr=lr, ask_to_end=self._interruption.is_asked)
         state.step += 1
@@ -239,7 +239,7 @@ class Loop:
                     "lr": lr,
                     "gradient_norm": done.gradient_norm,
                     "examples_per_s": self._progress.rate,
-                    "tokens": sum(sum(len(row.token_ids) for row in part.rows) for part in parts if part.weight),
+                    "tokens": num_tokens,
                     "seconds": self._progress.seconds,
                 },
             )

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.jobs.report import commit, versions
 from llama_adapter.app.learning.evaluating.outcomes import question_of
 from llama_adapter.app.learning.labelled.example import Example
 from llama_adapter.app.learning.scores.report import as_json, as_markdown, rendered
@@ -187,6 +188,7 @@ def write_card(
         trained=f"{sum(counts.values()):,}: {trained}",
         unreadable=unreadable,
         memory=memory,
+        versions=versions() | {"commit": commit()},
         yardstick=yardstick,
         verdict=verdict,
         reports=[_nested(as_markdown(one)) for one in scores],

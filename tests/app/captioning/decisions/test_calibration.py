@@ -168,3 +168,7 @@ def test_another_question_or_model_than_the_calibration_is_of_is_doubted() -> No
     assert len(decider.doubts(prompts=["Is it?"], model_digests=[made.model_digest])) == 1
     assert len(decider.doubts(prompts=[made.question], model_digests=["other"])) == 1
     assert not Decider().doubts(prompts=["Is it?"], model_digests=["other"])
+    unreached = Decider(calibration=replace(made, threshold=None))
+    (note,) = unreached.doubts(prompts=[made.question], model_digests=[made.model_digest])
+    assert note.startswith("note: no threshold of this calibration reaches a precision of")
+    assert not replace(unreached, rule=Rule()).doubts(prompts=[made.question], model_digests=[made.model_digest])

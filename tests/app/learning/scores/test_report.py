@@ -279,6 +279,7 @@ def test_json_holds_every_figure_and_the_worst_answers() -> None:
         ("+" * 12, "-" * 11 + "+", True, "a is better than b."),
         ("-" * 12, "+++++-------", True, "It is open whether a or b is better."),  # p = 0.0625
         ("-" * 12, "+++++-------", False, "b is better than a."),  # two questions a picture: the interval decides
+        ("-" * 10, "+" * 10, False, "It is open whether a or b is better."),  # five pictures are too few
         ("+-" * 6, "-+" * 6, False, "It is open whether a or b is better."),
     ],
 )

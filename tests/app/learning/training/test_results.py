@@ -1,6 +1,7 @@
 """Results of a run: the score and its name, a card that shows text of users as text, curves of any log."""
 
 import math
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -91,6 +92,7 @@ def test_a_card_shows_labels_and_names_as_text(tmp_path: Path, monkeypatch: pyte
     shown = [shown_text(label).strip(" ") for label in labels]
     assert {label: texts.count(label) >= 2 for label in shown} == dict.fromkeys(shown, True)  # an answer and a part
     assert texts.count(name) == 3  # title, memory and verdict
+    assert re.search(r"\| versions \| python [\d.]+, torch [^|]*[^ ,] \|", card)
     assert f"An adapter for {name}, trained with llama-adapter train." in texts
 
 

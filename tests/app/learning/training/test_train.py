@@ -108,8 +108,8 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 def logged(folder: Path) -> list[tuple[str, ...]]:
-    """Step, loss, validation loss, and norm of the gradients before clipping, of each row of the log."""
-    columns = ("step", "loss", "validation_loss", "gradient_norm")
+    """Step, loss, validation loss, norm of the gradients before clipping, and tokens, of each row of the log."""
+    columns = ("step", "loss", "validation_loss", "gradient_norm", "tokens")
     with (folder / "log.csv").open() as file:
         return [tuple(row[name] for name in columns) for row in csv.DictReader(file)]
 
