@@ -244,7 +244,7 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
             rule[ours] = tuple(value) if isinstance(value, list | tuple) else (value,) * 3
     factor = values.get("rescale_factor")
     is_rescaled = factor is None or (isinstance(factor, float) and math.isclose(factor * 255, 1, rel_tol=1e-3))
-    if not is_rescaled or any(values.get(key) is False for key in ("do_resize", "do_rescale", "do_normalize")):
+    if not is_rescaled or not all(values.get(key, True) for key in ("do_resize", "do_rescale", "do_normalize")):
         raise CheckpointError(
             f"Preprocessing without resizing or normalisation, or from another range than 0 to 255, in {name} is not "
             "done here"
@@ -296,7 +296,7 @@ def _known(table: Mapping[Any, Any], value: Any, *, what: str, name: str) -> Any
 def _sides(value: Any) -> tuple[int, int] | None:
     """Height and width of a size in Hugging Face's forms; None for anything else."""
     values = value if isinstance(value, dict) else {"shortest_edge": value}
-    short = values.get("shortest_edge")
+    short = None if values.get("longest_edge") else values.get("shortest_edge")
     sides = values.get("height", short), values.get("width", short)
     return sides if all(type(side) is int and side > 0 for side in sides) else None  # type: ignore[return-value]
 

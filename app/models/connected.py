@@ -47,6 +47,7 @@ def open_connected(folder: Path, tokenizer: Tokenizer, *, dim: int) -> Connected
     vision, name = config.get("vision_config"), str(folder)
     beside, values = pixel_values(folder)
     layer, strategy = config.get("vision_feature_layer", -2), config.get("vision_feature_select_strategy", "default")
+    layer = layer[0] if isinstance(layer, list) and len(layer) == 1 else layer
     drops_class = is_llava and strategy == "default"
     if is_llava and (type(layer) is not int or strategy not in ("default", "full")):
         raise _refusal(folder, "joins the features of several layers", (layer, strategy))
@@ -106,18 +107,16 @@ def _connector(
 ) -> tuple[ConnectorConfig, dict[str, Tensor]]:
     part = {key: tensor for key, tensor in found.items() if key.startswith(("multi_modal_projector.", "connector."))}
     names = {ours: theirs for theirs, ours in _LINEARS.items() if f"{theirs}.weight" in part}
-    side, what = math.isqrt(clip.config.num_features), f"The connector in `{name}`"
-    if (
-        type(shuffle) is not int
-        or shuffle < 1
-        or (shuffle > 1 and (side % shuffle or side**2 != clip.config.num_features))
-    ):
+    count, what = clip.config.num_features, f"The connector in `{name}`"
+    side = math.isqrt(count)
+    fits = type(shuffle) is int and shuffle > 0 and (shuffle == 1 or (side % shuffle == 0 and side**2 == count))
+    if not fits:
         raise CheckpointError(f"{what} joins {shuffle!r} of {side} patches in a row", hint=_MEANING)
     up, down = (part.get(f"{names.get(ours)}.weight") for ours in ("up", "down"))
     if down is None or any(one is not None and one.ndim != 2 for one in (up, down)):
         raise CheckpointError(f"{what} has no linear layer with one of the names {', '.join(_LINEARS)}", hint=_MEANING)
     config = ConnectorConfig(
-        num_queries=clip.config.num_features // shuffle**2,
+        num_queries=count // shuffle**2,
         shuffle=shuffle,
         mlp_dim=0 if up is None else up.shape[0],
         has_bias=f"{names['down']}.bias" in part,

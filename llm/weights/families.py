@@ -95,6 +95,13 @@ _QWEN2: Final = _LLAMA | {
     "max_window_layers": 28,
     "layer_types": (),
 }
+_MISTRAL: Final = _LLAMA | {
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "layer_types": (),
+}
 _GEMMA: Final = {
     "hidden_size": 2304,
     "intermediate_size": 9216,
@@ -123,15 +130,8 @@ _BIASED: Final[Mapping[str, tuple[str, ...]]] = {
 # `model_type` -> family.
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family(defaults=_LLAMA | _BIASES),
-    "mistral": Family(
-        defaults=_LLAMA
-        | {
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        }
-    ),
+    "mistral": Family(defaults=_MISTRAL),
+    "ministral": Family(defaults=_MISTRAL),
     "qwen2": Family(defaults=_QWEN2, biased=_ATTENTION[:3], slides=_slides_qwen),
     "qwen3": Family(
         defaults=_QWEN2 | {"head_dim": 128, "attention_bias": False}, switches={"qk_norm": "head"}, slides=_slides_qwen
@@ -345,12 +345,10 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    looks_ahead = "use_bidirectional_attention" if config.get("use_bidirectional_attention") else ""
-    if config.get("is_causal") is False:
-        looks_ahead = "is_causal"
-    if looks_ahead:
+    ahead = {"is_causal": False, "use_bidirectional_attention": True}
+    if found := [name for name, value in ahead.items() if config.get(name) is value]:
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones ({looks_ahead}), so it cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones ({found[0]}), so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])
@@ -439,12 +437,13 @@ def _rotary(values: Entries, entries: Entries, *, path: Path) -> Rotary:
     require_numbers(values, path=path, whole=(), real=("rope_theta", *_ROPE_FACTORS.get(kind, ())), hint=MEANING)
     settings = {"theta": float(values["rope_theta"]), "share": values["partial_rotary_factor"]}
     if kind != "default":
+        is_told = kind in ("llama3", "yarn", "longrope")
+        trained = (original or values.get("original_max_position_embeddings", context)) if is_told else context
+        longest = trained if values.get("factor") == 1 else context  # a factor of 1 is none for `Rotary`
         settings |= {ours: values[theirs] for theirs, ours in _ROPE_ENTRIES.items() if theirs in values}
-        settings |= {"scaling": kind, "longest_context": context, "original_context": context}
+        settings |= {"scaling": kind, "longest_context": longest, "original_context": trained}
     if wrong := [name for name in ("short_factor", "long_factor") if not _are_numbers(values.get(name, []))]:
         raise CheckpointError(f"`{path}` has a value of another kind for {list_keys(wrong)}", hint=MEANING)
-    if kind in ("llama3", "yarn", "longrope"):
-        settings["original_context"] = original or values.get("original_max_position_embeddings", context)
     try:
         return Rotary(**settings)
     except (TypeError, ValueError) as error:

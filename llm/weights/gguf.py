@@ -220,7 +220,8 @@ def _scaling(keys: _Keys, file: GgufFile) -> dict[str, Any] | None:
     if kind == "yarn":
         spelled = {name: (f"rope.scaling.yarn_{name}", f"rope.scaling.{name}") for name in ("beta_fast", "beta_slow")}
         betas = {name: keys.get(usual) or keys.get(ollamas) for name, (usual, ollamas) in spelled.items()}
-        return {"rope_type": kind, "factor": factor, **betas}
+        attention = keys.get("rope.scaling.yarn_attn_factor")
+        return {"rope_type": kind, "factor": factor, "attention_factor": attention, **betas}
     if kind in ("linear", None) and factor not in (None, 1):
         return {"rope_type": "linear", "factor": factor}
     return None if kind in ("linear", "none", None) else {"rope_type": kind}

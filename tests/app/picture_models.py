@@ -88,7 +88,7 @@ def save(folder: Path, kind: str, *, has_template: bool = True, decoder: str = "
                 image_token_index=image_id,
                 image_seq_length=(SIDE // PATCH) ** 2,
                 vision_feature_select_strategy="default" if has_class else "full",
-                vision_feature_layer=-2,
+                vision_feature_layer=-2 if has_class else [-2],
             )
         )
     else:

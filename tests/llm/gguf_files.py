@@ -104,6 +104,7 @@ def write_model(path: Path, model: Any, more: Mapping[str, Any]) -> Path:
         values |= {"rope.scaling.type": full["rope_type"], "rope.scaling.factor": float(full["factor"])}
         values["rope.scaling.original_context_length"] = full.get("original_max_position_embeddings")
         values["rope.scaling.yarn_beta_fast"] = full.get("beta_fast")
+        values["rope.scaling.yarn_attn_factor"] = full.get("attention_factor")
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:

@@ -30,6 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama 3.1": {},
     "mistral without window": {},  # YaRN
     "mistral": {},
+    "ministral": {},
     "qwen2": {},
     "qwen3": {"attention_bias": False},  # with these large biases, it would repeat one token
     "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},  # caps that have an effect

@@ -33,6 +33,7 @@ from llama_adapter.runtime.errors import CheckpointError
 from llama_adapter.runtime.schemes.scheme import find_scheme
 from llama_adapter.runtime.tensor_files.gguf_files import Blocks, read_gguf
 from tests.llm.gguf_files import sentencepiece_keys, write_gguf, write_model
+from tests.llm.test_sources_of_families import YARN
 from tests.llm.test_sources_of_families import made as model_of
 from tests.llm.toys import GOLDEN
 
@@ -302,7 +303,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama 3.1": {"tie_word_embeddings": True},  # the file has no matrix of the head
     "llama with biases": {},
     "mistral": {},
-    "mistral without window": {},
+    "mistral without window": {"rope_parameters": YARN | {"rope_theta": 1e4, "attention_factor": 1.3}},
     "phi3 in part": {},
     "olmo2": {},
     "olmo3": {},

@@ -53,6 +53,15 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     ),
     "smollm3 as told": ("smollm3", 4, 4, {"no_rope_layers": [0, 1, 0]}),
     "mistral": ("mistral", 6, 2, {"head_dim": 10, "sliding_window": 5}),
+    "ministral": (
+        *("ministral", 6, 2),
+        {
+            "head_dim": 10,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": YARN | {"factor": 1.0},  # not the ratio of its contexts
+        },
+    ),
     "mistral without window": ("mistral", 6, 6, {"sliding_window": None, "rope_parameters": YARN}),
     "qwen2": ("qwen2", 8, 1, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "head_dim": 6}),
     "qwen2 tied": (
@@ -222,7 +231,12 @@ def test_tensors_and_settings_are_those_of_transformers_modules(name: str, tmp_p
 
 def as_old(entries: dict[str, Any]) -> dict[str, Any]:
     """The entries as transformers 4 spelled them."""
-    new = {key: value for key, value in entries.items() if key not in ("rope_parameters", "layer_types", "dtype")}
+    renamed = (
+        {"rope_parameters", "dtype"}
+        if entries["model_type"] == "ministral"
+        else {"rope_parameters", "layer_types", "dtype"}
+    )
+    new = {key: value for key, value in entries.items() if key not in renamed}
     rope = entries["rope_parameters"]
     if "full_attention" in rope:
         if entries["model_type"] == "gemma3_text":

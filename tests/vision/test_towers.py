@@ -380,9 +380,11 @@ def test_settings_of_an_image_processor_have_several_forms() -> None:
         ({"size": 224, "crop_size": 256}, "Pictures by a are .* smaller than their crop"),
         ({"size": {"height": 256, "width": 256}, "crop_size": 224}, "Pictures by a are .* squashed before it"),
         ({"size": {"longest_edge": 224}}, "The size {'longest_edge': 224} of pictures in a is not read"),
+        ({"size": {"shortest_edge": 224, "longest_edge": 448}}, "The size .* of pictures in a is not read"),
         ({"size": [224, 224]}, r"The size \[224, 224\] of pictures in a is not read"),
         ({"resample": 0}, "The filter 0 in a is not computed"),
         ({"do_normalize": False}, "without resizing or normalisation"),
+        ({"do_rescale": None}, "without resizing or normalisation"),  # as in transformers
         ({"rescale_factor": 1 / 127.5}, "from another range than 0 to 255"),
         ({"rescale_factor": "1/255"}, "from another range than 0 to 255"),
     ],
