@@ -345,10 +345,11 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
             f"{', '.join(_ACTIVATIONS)}",
             hint="pass the folder of another model as --llama-dir",
         )
-    ahead = {"is_causal": False, "use_bidirectional_attention": True}
-    if found := [name for name, value in ahead.items() if config.get(name) is value]:
+    looks_ahead = config.get("use_bidirectional_attention")
+    if looks_ahead or config.get("is_causal") is False:
+        found = "use_bidirectional_attention" if looks_ahead else "is_causal"
         raise CheckpointError(
-            f"The tokens of the model in `{path.parent}` attend to later ones ({found[0]}), so it cannot write text",
+            f"The tokens of the model in `{path.parent}` attend to later ones ({found}), so it cannot write text",
             hint="it makes embeddings; pass the folder of a model that generates",
         )
     layers = range(entries["num_hidden_layers"])
