@@ -78,7 +78,7 @@ class AtcSettings:
             raise ValueError(f"batch_sizes must be whole numbers of 1 to {MAX_GEAR}, got {list(self.batch_sizes)}")
         if self.gears and not 2 <= len(sizes) <= MAX_GEARS:
             raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
-        if self.soc_version is not None and not re.fullmatch(r"Ascend\w+", self.soc_version):
+        if self.soc_version is not None and not re.fullmatch(r"Ascend[\w-]+", self.soc_version):
             raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {self.soc_version!r}")
         require_one_of("precision_mode", self.precision_mode, (*PRECISION_MODES_V2, *PRECISION_MODES))
         require_one_of("op_select_implmode", self.op_select_implmode, (None, *IMPLMODES, *_IMPLMODES_FOR_ALL))

@@ -73,7 +73,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
         "log_level": "info",
         "extra": ("--x=1", "--y=2"),
     },
-    "activations are compiled for speed on a 310P only": {"soc_version": "Ascend910B3"},
+    "activations are compiled for speed on a 310P only": {"soc_version": "Ascend910B4-1"},
     "precision": {"op_select_implmode": "high_precision"},
     "own flags": {"extra": ("--op_precision_mode=my.ini",)},
     "precision of some": {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Gelu", "device": 1},
