@@ -11,6 +11,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -250,6 +251,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,  # because CANN's `atc` is a script that runs the compiler
         )
     except OSError as error:
         raise GraphError(f"`{atc}` cannot be run: {error.strerror}", hint="install CANN's toolkit again") from None
@@ -257,7 +259,8 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
         try:
             said = _wait(process, tick=tick)
         except BaseException:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         raise explain_failure(said, returncode=process.returncode)
