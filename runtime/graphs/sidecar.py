@@ -206,9 +206,7 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
             hint="copy it, so that it is yours",
         )
     if not (os.access(absolute, os.R_OK) and status.st_mode & stat.S_IRUSR):
-        raise GraphError(
-            f"The OM `{absolute}` may not be read by its owner and this user", hint=f"chmod 640 {absolute}"
-        )
+        raise GraphError(f"The OM `{absolute}` lacks the right to be read", hint=f"chmod 640 {absolute}")
     if not status.st_size:
         raise GraphError(f"The OM `{absolute}` is empty", hint=_AGAIN)
     if status.st_size > MAX_OM_BYTES:

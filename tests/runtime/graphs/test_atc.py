@@ -22,10 +22,9 @@ from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.terminal.run_guarded import format_problem
-from tests.app.serving.online.waiting import wait_for
 from tests.fakes.om_format import read_fake_om
 from tests.runtime.graphs.test_lint import write
-from tests.runtime.graphs.test_process_session import is_running
+from tests.runtime.graphs.test_process_session import ends
 
 CARD = GraphCard(
     name="tiny",
@@ -243,7 +242,7 @@ def test_an_interrupt_ends_atc_and_the_compiler_that_it_runs(
     with pytest.raises(KeyboardInterrupt):
         make_om(planned(file, tmp_path / "clip")[0], atc=atc, tick=interrupt)
 
-    wait_for(lambda: not is_running(int((tmp_path / "pid").read_text())))
+    assert ends(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize("gears", [False, True])

@@ -160,7 +160,7 @@ def test_a_file_that_the_runtime_refuses_is_an_error(om: Path, name: str, said: 
 
 @pytest.mark.parametrize(
     ("mode", "said"),
-    [*((mode, "can be written by others") for mode in (0o660, 0o602, 0o777)), (0o040, "may not be read")],
+    [*((mode, "can be written by others") for mode in (0o660, 0o602, 0o777)), (0o040, "lacks the right to be read")],
 )
 def test_a_file_with_other_rights_is_refused(om: Path, mode: int, said: str) -> None:
     om.chmod(mode)
