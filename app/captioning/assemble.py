@@ -136,5 +136,5 @@ def assemble_parts(
         is_for_texts=is_for_texts,
         encoder=identity,
         notes=(chosen_note, mode_note, *model.notes, foreign_note, widened_note, placed.note),
-        end_ranks=lambda: None if group is None else group.close(),
+        end=lambda: None if group is None else group.close(),
     )

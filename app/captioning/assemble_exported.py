@@ -134,7 +134,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         picture_format=card.picture_format,
     )
     backend = GraphBackend(program.name)
-    return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner)
+    return Parts(spec=spec, info=info, model=exported, backend=backend, vision=vision, runner=runner, end=program.close)
 
 
 def open_program(

@@ -323,7 +323,7 @@ class Captioner:
             trace.close()
 
     def close(self) -> None:
-        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again.
+        """Release exported graphs, with their devices and processes, and end other ranks. Can be called again.
 
         From then on, all calls that answer raise RuntimeError, and so does a stream that has not ended.
         """

@@ -30,12 +30,12 @@ class Parts:
     backend: Any  # a `runtime.devices.Backend`, or a `GraphBackend` without torch
     vision: "VisionBackend"
     runner: Runner
-    end_ranks: Callable[[], None] = lambda: None  # ends the other ranks of a split decoder
+    end: Callable[[], None] = lambda: None  # ends the other ranks of a split decoder, or closes graphs
 
     def close(self) -> None:
-        """Release an exported encoder's device, thread and process, and end other ranks. Can be called again."""
+        """Release exported graphs, with their devices and processes, and end other ranks. Can be called again."""
         self.vision.close()
-        self.end_ranks()
+        self.end()
 
 
 def loaded_parts(

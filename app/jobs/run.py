@@ -211,7 +211,7 @@ def _plan(
 
     The names of folders in which pictures were found are added to `folders`, and what is left out to `left_out`.
     """
-    is_noted = not job.spec.is_embedded or job.inputs.is_text
+    is_noted = not job.spec.is_embedded or job.inputs.is_text or (job.is_encoding and job.spec.encoder is not None)
     read = partial(read_inputs, job.inputs, addresses=runner.reads_addresses, left_out=left_out)
     for picture in read() if job.items is None else job.items:
         if stop():  # the runner cannot check this while no input has a question that can be asked

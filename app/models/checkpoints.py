@@ -236,7 +236,8 @@ def stream_sources(
         channel_order, adapter_digest = resolve_channel_order(spec.channel_order, adapter)
         files.append(SourceFile(role="adapter", path=adapter.name, sha256=adapter_digest))
         if adapter.sees_pictures:
-            heads = query_heads(spec, adapter, exported=exported, encoder=encoder)
+            is_unread = exported and (clip is None or ranks is not ALONE)  # the encoder is neither written nor compared
+            heads = query_heads(spec, adapter, exported=is_unread, encoder=encoder)
         seen = adapter.visual.values()
         if clip is not None:
             seen = [*seen, *clip.tensors.values()]
@@ -365,11 +366,11 @@ def query_heads(
     """
     declared = adapter.declares.get("visual_heads")  # only in files of this program's `train`
     stated = declared if spec.visual_heads is None and type(declared) is int else spec.visual_heads
-    if stated is not None or not exported:
+    if stated is not None:
         return stated
     if encoder is not None:
         return encoder.vision.query.num_heads
-    return KNOWN_VISUAL_HEADS.get(adapter.visual["visual_query.weight"].shape[1], 1)
+    return KNOWN_VISUAL_HEADS.get(adapter.visual["visual_query.weight"].shape[1], 1) if exported else None
 
 
 def declared_template(adapter: AdapterFile) -> Template:

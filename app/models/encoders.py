@@ -109,9 +109,8 @@ class GivenEncoder:
         encoder = self._exported = self._exported or open_encoder(self._graph)
         check_sizes(encoder, model, spec=self.spec)
         vision = model.vision_config
-        if (
-            self.card is None and vision.clip.image_size == encoder.image_size
-        ):  # another size: CLIP's weights are missing
+        # Another size: CLIP's weights are missing.
+        if self.card is None and vision.clip.image_size == encoder.image_size:
             encoder.vision = vision
         note = examine(encoder, model, spec=self.spec).sentence if self.card is None else ""
         return encoder, encoder_identity(self.spec, channel_order=encoder.channel_order), note
@@ -246,7 +245,7 @@ def examine(encoder: ExportedEncoder, model: LoadedModel, *, spec: CaptionerSpec
     if not difference <= _RELATED:  # also for NaN
         raise GraphError(
             f"The encoder `{spec.encoder}` is not that of the model {model.name}. {compared}",
-            hint=f"it has another {parts}, or normalises otherwise; {_EXPORT_AGAIN}",
+            hint=f"it has another {parts}, normalises otherwise, or overflows in float16; {_EXPORT_AGAIN}",
         )
     told = [f"{start}. {compared}" + ", more than rounding explains" * (difference > _SAME)]
     if has_typo:

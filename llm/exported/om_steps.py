@@ -38,7 +38,7 @@ def open_om_program(
     with ExitStack() as stack:
         opened: dict[str, OmDimsSession] = {}
         for name, source in names.items():
-            hint = f"compile it: llama-adapter export om {folder / source} --sizes ... (docs/exported-decoder.md)"
+            hint = f"compile it: llama-adapter export om {folder / source} --sizes ... (docs/exported-decoder-om.md)"
             if not (folder / name).exists():
                 raise GraphError(f"`{folder}` was exported for ATC, and has no `{name}`", hint=hint)
             session = stack.enter_context(closing(OmDimsSession(folder / name, device_id=device_id)))

@@ -238,7 +238,7 @@ class OnnxProgram(DecoderProgram):
         self._step = self._prefix = None
 
     def _run(self, step: Step, prefix: Sequence[Buffer], cache: Sequence[Buffer]) -> Prediction:
-        binding = self._step.io_binding()
+        binding = self._guarded(lambda: self._step.io_binding())
         given = {
             IDS: step.ids_RS,
             POSITIONS: step.positions_RS,

@@ -26,12 +26,8 @@ POSITIONS: Final = "positions"  # int32 (R, S), of the rotary embedding
 PLACES: Final = "places"  # int32 (R, S), where keys and values are stored; only in graphs that store them
 MASK: Final = "mask"  # bool (R, S, P), or (R, S, P + S) if the step's own tokens are not in the cache
 WANTED: Final = "wanted"  # int32 (T,), row * S + place of each token whose logits are computed
-SAMPLING: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "uniform",
-)  # (T,), float32, and int32 for top_k; temperature 0: greedy
+# (T,), float32, and int32 for top_k; temperature 0: greedy
+SAMPLING: Final = ("temperature", "top_p", "top_k", "uniform")
 TOKENS: Final = "tokens"  # int32 (T,), -1 if logits are not finite
 LOGITS: Final = "logits"  # float32 (T, V)
 SOURCE: Final = "source"  # SOURCE and TARGET: int64 (1,), slots of the graph that copies one slot over another

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -78,7 +79,7 @@ class AtcSettings:
             raise ValueError(f"batch_sizes must be whole numbers of 1 to {MAX_GEAR}, got {list(self.batch_sizes)}")
         if self.gears and not 2 <= len(sizes) <= MAX_GEARS:
             raise ValueError(f"gears need 2 to {MAX_GEARS} different batch_sizes, got {len(sizes)}")
-        if self.soc_version is not None and not re.fullmatch(r"Ascend\w+", self.soc_version):
+        if self.soc_version is not None and not re.fullmatch(r"Ascend[\w-]+", self.soc_version):
             raise ValueError(f"soc_version must be a chip's full name, such as Ascend310P3, got {self.soc_version!r}")
         require_one_of("precision_mode", self.precision_mode, (*PRECISION_MODES_V2, *PRECISION_MODES))
         require_one_of("op_select_implmode", self.op_select_implmode, (None, *IMPLMODES, *_IMPLMODES_FOR_ALL))
@@ -250,6 +251,7 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,  # because CANN's `atc` is a script that runs the compiler
         )
     except OSError as error:
         raise GraphError(f"`{atc}` cannot be run: {error.strerror}", hint="install CANN's toolkit again") from None
@@ -257,7 +259,8 @@ def _run(atc: Path, flags: list[str], *, folder: Path, tick: Callable[[float], N
         try:
             said = _wait(process, tick=tick)
         except BaseException:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         raise explain_failure(said, returncode=process.returncode)

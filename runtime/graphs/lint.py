@@ -125,7 +125,7 @@ def _inputs(port: Port, *, has_dims: bool) -> Iterator[Complaint]:
             "type uint8, which ATC accepts only with an AIPP configuration", "use float16, which holds 0..255 exactly"
         )
     elif has_dims and port.dtype == "bool":
-        hint = "if ATC refuses it, export the mask as float16"
+        hint = "if ATC refuses it, run the decoder in torch, or export it with --format onnx"
         yield complaint("type bool, which the ATC guide lists for TensorFlow alone", hint, "warning")
     elif not (port.dtype in INPUT_DTYPES or (has_dims and port.dtype in TOKEN_DTYPES)):
         yield complaint(

@@ -34,7 +34,7 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
 }
 _LEGAL_PATH: Final = re.compile(r"[A-Za-z0-9_./-]+")
 _MAX_BYTES = 1 << 20  # largest size of a side-car
-_MAX_PATH, _MAX_COMPONENT = 4096, 255
+_MAX_PATH, _MAX_COMPONENT, _MAX_DEPTH = 4096, 255, 32
 _AGAIN = "make the OM again with `llama-adapter export om`"
 
 
@@ -205,8 +205,8 @@ def check_om_file(path: str | os.PathLike[str]) -> None:
             "which InferSession refuses",
             hint="copy it, so that it is yours",
         )
-    if not os.access(absolute, os.R_OK):
-        raise GraphError(f"The OM `{absolute}` may not be read by this user", hint=f"chmod 640 {absolute}")
+    if not (os.access(absolute, os.R_OK) and status.st_mode & stat.S_IRUSR):
+        raise GraphError(f"The OM `{absolute}` lacks the right to be read", hint=f"chmod 640 {absolute}")
     if not status.st_size:
         raise GraphError(f"The OM `{absolute}` is empty", hint=_AGAIN)
     if status.st_size > MAX_OM_BYTES:
@@ -232,5 +232,6 @@ def check_om_path(path: str | os.PathLike[str]) -> None:
             f"The path `{absolute}` has characters that InferSession refuses: {illegal!a}",
             hint="move the file to a path of letters, digits and _ . / - only",
         )
-    if len(absolute) > _MAX_PATH or any(len(part) > _MAX_COMPONENT for part in absolute.split("/")):
+    parts = absolute.split("/")
+    if len(absolute) > _MAX_PATH or len(parts) > _MAX_DEPTH + 1 or any(len(part) > _MAX_COMPONENT for part in parts):
         raise GraphError("The path of the OM is too long for InferSession", hint="move the file to a shorter path")

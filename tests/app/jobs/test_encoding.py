@@ -146,10 +146,12 @@ def test_an_exported_encoder_encodes_alone_and_without_torch(
 
     unread = model_flags()[:4]  # a LLaMA
     [encoded] = run_several([["encode", str(folder), *unread, *exported, "--out", prefixes, *HERE]])
+    alone = run("encode", str(folder), exported, "--out", prefixes + "2")
     ours = run("caption", prefixes, "--model", str(bundle))
     theirs = run("caption", str(folder), "--model", str(bundle), exported)
 
     assert (encoded.code, "torch" in encoded.modules) == (0, False)
+    assert "the embedded model" not in alone.err
     assert in_order(ours.records) == in_order(theirs.records)
 
 

@@ -143,11 +143,15 @@ print(session._child.process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     result = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    child = int(result.stdout)
+    assert ends(int(result.stdout))
+
+
+def ends(process: int) -> bool:
+    """Whether the process is gone within seconds."""
     deadline = time.monotonic() + 20
-    while time.monotonic() < deadline and is_running(child):
+    while time.monotonic() < deadline and is_running(process):
         time.sleep(0.05)
-    assert not is_running(child)
+    return not is_running(process)
 
 
 def is_running(process: int) -> bool:

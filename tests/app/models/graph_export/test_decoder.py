@@ -101,6 +101,11 @@ def test_without_clip_the_encoder_is_left_out_and_named_later(
     assert captioner.caption(picture()).token_ids == wanted.caption(picture()).token_ids
 
 
+def test_an_encoder_whose_number_of_heads_is_unknown_is_not_exported(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="how many heads they have is stored in no file"):
+        export_to(tmp_path / "exported", model=model_options() | {"visual_heads": None})
+
+
 def test_the_card_says_how_an_adapters_tower_reads_pictures_unless_it_is_openais(tmp_path: Path) -> None:
     bundle, out = convert(CaptionerSpec(**model_options()), tmp_path / "bundle", dtype=torch.float32), tmp_path / "out"
     half = [0.5, 0.5, 0.5]

@@ -16,7 +16,7 @@ def descendants(process: int) -> list[int]:
 def children(captioner: Captioner) -> list[Any]:
     """The rank processes of a captioner, as it holds them."""
     end: Any = captioner._close_parts
-    group = end.__self__.end_ranks.__closure__[0].cell_contents
+    group = end.__self__.end.__closure__[0].cell_contents
     return [child.process for child in group._children.values()]
 
 

@@ -29,7 +29,10 @@ def check_model_path(path: str) -> None:
     if os.path.islink(absolute) or not is_own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         logging.error("path: %s is a soft link, or not yours, or writable by others", absolute)
         raise ValueError(f"The path:{path} is illegal. Please check the error log for more detail.")
-    if not absolute.endswith(".om"):
+    if not os.access(absolute, os.R_OK) or not status.st_mode & stat.S_IRUSR:
+        logging.error("path: %s has no right to be read", absolute)
+        raise ValueError(f"The path:{path} is illegal. Please check the error log for more detail.")
+    if os.path.splitext(absolute)[1] != ".om":
         raise ValueError(f"The suffix of path:{path} not in ['om']. Please check.")
 
 
