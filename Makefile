@@ -1,4 +1,4 @@
-# Everything happens in .venv, made from PYTHON (3.11 or newer).
+# Everything happens in .venv, made from PYTHON (3.11 to 3.14).
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -92,8 +92,8 @@ clean:
 
 # pip is the last part of an environment: one that could not be completed, as without Debian's python3-venv, is made again.
 .venv/bin/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
-	  "error: $(PYTHON) is older than Python 3.11; name another, as in: make demo PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15) and \
+	  "error: $(PYTHON) is not Python 3.11 to 3.14; name another, as in: make demo PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml | .venv/bin/pip

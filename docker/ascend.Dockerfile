@@ -1,5 +1,5 @@
 # An Ascend NPU, with the picture encoder in torch or as an OM in ais_bench. Not tried with a card so far. CANN_IMAGE has
-# CANN's toolkit, the ops package of the chip, Python 3.11 or newer, git and gcc, such as a tag of ascendai/cann for the
+# CANN's toolkit, the ops package of the chip, Python 3.11 to 3.14, git and gcc, such as a tag of ascendai/cann for the
 # chip; docs/ascend.md says which CANN goes with which TORCH_NPU. From the root of the checkout:
 #   docker build --file docker/ascend.Dockerfile --tag llama-adapter-ascend --build-arg CANN_IMAGE=IMAGE .
 #   docker run --publish 127.0.0.1:8000:8000 --device /dev/davinci0 --device /dev/davinci_manager \

@@ -157,7 +157,7 @@ def test_windows_is_refused_before_its_links_and_modules_are_missed() -> None:
     assert "inside WSL 2" in ran.stderr.splitlines()[-1]
 
 
-def test_make_needs_a_new_python_and_completes_an_environment(tmp_path: Path) -> None:
+def test_make_needs_a_python_that_torch_has_and_completes_an_environment(tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / "python"
 
@@ -168,9 +168,10 @@ def test_make_needs_a_new_python_and_completes_an_environment(tmp_path: Path) ->
         ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         return ran.returncode, ran.stderr
 
-    code, said = make(f'exec "{sys.executable}" -c "import sys; sys.version_info = (3, 10, 9); $2"')
-    assert (code, (tmp_path / ".venv").exists()) == (2, False)
-    assert said.startswith(f"error: {python} is older than Python 3.11; name another")
+    for version in ((3, 10, 9), (3, 15, 0)):
+        code, said = make(f'exec "{sys.executable}" -c "import sys; sys.version_info = {version}; $2"')
+        assert (code, (tmp_path / ".venv").exists()) == (2, False)
+        assert said.startswith(f"error: {python} is not Python 3.11 to 3.14; name another")
     unfinished = ('[ "$2" = venv ] || exit 0', "mkdir -p .venv/bin; touch .venv/bin/python")
     assert make(*unfinished, "exit 1")[0] == 2, "as on Debian without python3-venv"
     assert make(*unfinished, "touch .venv/bin/pip")[0] == 0

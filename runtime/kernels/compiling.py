@@ -12,26 +12,23 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from llama_adapter.runtime.kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
+from llama_adapter.runtime.kernels.instruction_sets import InstructionSet
 from llama_adapter.runtime.partial import named_after, partial_folder
 from llama_adapter.runtime.user_cache import read_own, working_cache
 
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden")
 LIBRARIES = ("-lm",)
 FOLDER = Path(__file__).parent
-SOURCES = (
-    "kernels.c",
-    *(f"{name}.h" for name in ("decoder", "encoder", "rounding", "training", "linear", "matrices", "amx")),
-    *(f"{name}.h" for name in ("tiles", "parallel", "vector")),
-    *(f"vector_{instructions.name}.h" for instructions in INSTRUCTION_SETS),
-)
+SOURCES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in (".c", ".h"))
 ZIGLANG = (sys.executable, "-m", "ziglang", "cc")  # the Clang of the package ziglang
 
 _COMPILE_SECONDS = 300
+_LEAST_FREE_BYTES = 2**23  # for a library of 0.3 MB and the compiler's own files
 
 
 def compilers() -> Iterator[list[str]]:
@@ -55,12 +52,16 @@ def compiled(compiler: list[str], instructions: InstructionSet, extras: Collecti
     It is compiled if it is missing or damaged, or if another user could have written it.
     """
     command = [*compiler, *FLAGS, *instructions.options(instructions.extras() if extras is None else extras)]
-    stem = f"kernels-{digest_of_sources(' '.join(command), platform.machine(), _c_library())}"
+    # Systems with different C libraries may share a home folder.
+    stem = f"kernels-{digest_of_sources(' '.join(command), platform.machine(), *platform.libc_ver())}"
     cache = working_cache()
     for path in cache.glob(f"{stem}-*.so"):
         with suppress(OSError):
             if path.name == name_by_content(read_own(path), stem):
                 return path
+    for place in (cache, tempfile.gettempdir()):  # a compiler would fail, be asked again with fewer flags, and the next
+        if shutil.disk_usage(place).free < _LEAST_FREE_BYTES:
+            raise OSError(f"the disk of `{place}` is full")
     with named_after(cache / stem), partial_folder(cache / stem) as folder:
         folder.chmod(0o700)
         made = folder / "kernels.so"
@@ -82,7 +83,6 @@ def compile_kernels(command: list[str], target: Path) -> None:
         check=True,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
         errors="replace",
         timeout=_COMPILE_SECONDS,
     )
@@ -102,9 +102,3 @@ def said(error: Exception) -> str:
     text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes after a timeout
     lines = text.strip().splitlines()
     return next((line for line in lines if "error" in line), (*lines, "?")[0]).strip()
-
-
-def _c_library() -> str:
-    """The C library and its version, because systems with different C libraries may share a home folder."""
-    name = "CS_GNU_LIBC_VERSION"
-    return (os.confstr(name) or "") if name in os.confstr_names else ""

@@ -6,6 +6,7 @@ torch.
 
 import ctypes
 import functools
+import os
 import shlex
 import subprocess
 import threading
@@ -130,7 +131,8 @@ def find_library() -> Finding:
     except (OSError, AttributeError) as error:
         unusable = f"; not the prebuilt ones: {said(error)}"
     try:
-        working_cache()
+        if os.statvfs(place := working_cache()).f_flag & os.ST_NOEXEC:
+            raise PermissionError(f"`{place}` is mounted noexec: set XDG_CACHE_HOME")
     except OSError as error:
         return Finding(library=None, reason=f"there is no place to keep them: {said(error)}{unusable}")
     reasons = []

@@ -271,6 +271,22 @@ def test_without_any_place_no_compiler_is_asked(cache: Path, monkeypatch: pytest
 
     assert find_library().reason.startswith("there is no place to keep them: ")
 
+    cache.parent.unlink()
+    find_library.cache_clear()
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert "is mounted noexec" in find_library().reason
+
+
+@pytest.mark.usefixtures("fit")
+def test_on_a_full_disk_no_compiler_runs_and_what_is_cached_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "compile_kernels", lambda _, target: target.write_bytes(b"machine code"))
+    path = compiled(["cc"], INSTRUCTION_SETS[0])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    monkeypatch.setattr(compiling, "compile_kernels", lambda *_: pytest.fail("a compiler runs"))
+
+    assert compiled(["cc"], INSTRUCTION_SETS[0]) == path
+    assert "is full" in find_library().reason
+
 
 @pytest.mark.parametrize(
     ("system", "machine", "reason"),
