@@ -49,6 +49,8 @@ __all__ = [
     "tasks",
 ]
 
+if sys.version_info < (3, 11):  # noqa: UP036 - a checkout can be run by any Python
+    raise ImportError(f"llama_adapter needs Python 3.11 or newer, and this is {sys.version.split()[0]}.")
 if sys.platform == "win32":
     raise ImportError("llama_adapter does not run on Windows itself. Install it inside WSL 2: `wsl --install`.")
 for _folder in ("app", "assets", "llm", "runtime", "vision"):

@@ -150,11 +150,14 @@ def test_a_checkout_without_links_says_so(tmp_path: Path) -> None:
     assert "core.symlinks=true" in ran.stderr.splitlines()[-1]
 
 
-def test_windows_is_refused_before_its_links_and_modules_are_missed() -> None:
-    ran = run("-c", "import sys; sys.platform = 'win32'; import llama_adapter", cwd=ROOT, path=ROOT)
+@pytest.mark.parametrize(
+    ("changed", "said"), [("platform = 'win32'", "inside WSL 2"), ("version_info = 3, 10", "Python 3.11 or newer")]
+)
+def test_windows_and_old_pythons_are_refused_before_links_and_modules_are_missed(changed: str, said: str) -> None:
+    ran = run("-c", f"import sys; sys.{changed}; import llama_adapter", cwd=ROOT, path=ROOT)
 
     assert ran.returncode == 1
-    assert "inside WSL 2" in ran.stderr.splitlines()[-1]
+    assert said in ran.stderr.splitlines()[-1]
 
 
 def test_make_needs_a_python_that_torch_has_and_completes_an_environment(tmp_path: Path) -> None:
