@@ -25,7 +25,7 @@ test: .venv/.programs .venv/.installed-dev
 	  wait $$mindspore || failed="$$failed mindspore"; cat .venv/mindspore.txt; \
 	  test -z "$$failed" || { echo "make test: failed:$$failed" >&2; exit 1; }
 
-# Format, lint, types, import contracts and the quick tests, without files that compute for long.
+# Format, lint, types, import contracts and the quick tests, without files that take long.
 check: OWN_TESTS += --quick -m "not slow"
 check: style own
 

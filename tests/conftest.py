@@ -122,27 +122,35 @@ LONGEST = (
     "tests/app/captioning/test_gguf_model.py",
     "tests/app/jobs/clusters/test_cluster.py",
 )
-# Files that compute for long, by measurement: models in all runners and precisions, kernels and exported graphs.
-# `--quick` leaves them out, before they are imported.
-COMPUTING = (
+# Files that take long, by measurement: they compute with models in all runners and precisions, with kernels and
+# exported graphs, or run programs. `--quick` leaves them out, before they are imported.
+NOT_QUICK = (
     "tests/app/captioning/tasks/test_picture_prompts.py",
     "tests/app/captioning/test_assemble_arrays.py",
     "tests/app/captioning/test_chats.py",
+    "tests/app/captioning/test_constrained.py",
     "tests/app/captioning/test_exported.py",
     "tests/app/captioning/test_exported_picture_tokens.py",
     "tests/app/captioning/test_foreign_models.py",
+    "tests/app/captioning/test_modes.py",
     "tests/app/captioning/test_picture_tokens.py",
     "tests/app/captioning/test_text_adapters.py",
+    "tests/app/command_line/commands/test_get.py",
     "tests/app/command_line/commands/test_picture_models.py",
+    "tests/app/command_line/doctor/test_model.py",
+    "tests/app/command_line/test_start.py",
     "tests/app/compat/reference/test_llama.py",
     "tests/app/jobs/test_encoding.py",
     "tests/app/learning/calibration/test_promising.py",
+    "tests/app/learning/evaluating/test_eval.py",
     "tests/app/learning/quantising/test_calibrated.py",
     "tests/app/learning/scores/test_intervals.py",
     "tests/app/learning/training/test_eye.py",
     "tests/app/learning/training/test_model.py",
     "tests/app/learning/training/test_plan.py",
+    "tests/app/learning/training/test_results.py",
     "tests/app/models/graph_export/test_decoder.py",
+    "tests/app/models/named/test_located.py",
     "tests/app/models/test_out_of_distribution.py",
     "tests/app/models/test_packed_bundle.py",
     "tests/app/models/test_quantised_model.py",
@@ -164,8 +172,12 @@ COMPUTING = (
     "tests/runtime/graphs/test_onnx_session.py",
     "tests/runtime/kernels/test_linear.py",
     "tests/runtime/kernels/test_matrices.py",
+    "tests/runtime/tensor_files/test_torch_files.py",
+    "tests/scripts/peers/test_programs.py",
     "tests/scripts/test_ascend_guide.py",
     "tests/scripts/test_benchmarks.py",
+    "tests/scripts/test_common.py",
+    "tests/scripts/test_gpu_round.py",
     "tests/scripts/train_embedded/test_bundle.py",
     "tests/scripts/train_embedded/test_stages.py",
     "tests/vision/test_export.py",
@@ -180,12 +192,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", type=int, metavar="SEED", help="run the files, and the tests of each, in random order"
     )
-    parser.addoption("--quick", action="store_true", help="leave out files that compute for long")
+    parser.addoption("--quick", action="store_true", help="leave out files that take long")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out `COMPUTING` with `--quick`."""
-    return (config.getoption("quick") and collection_path in {ROOT / name for name in COMPUTING}) or None
+    """Leave out `NOT_QUICK` with `--quick`."""
+    return (config.getoption("quick") and collection_path in {ROOT / name for name in NOT_QUICK}) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -203,7 +215,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
     first = {ROOT / name: number for number, name in enumerate(LONGEST)}
-    assert all((ROOT / name).exists() for name in (*LONGEST, *COMPUTING, *TOGETHER)), (
+    assert all((ROOT / name).exists() for name in (*LONGEST, *NOT_QUICK, *TOGETHER)), (
         "a file that is named here is no more"
     )
 
@@ -236,9 +248,9 @@ def pytest_unconfigure() -> None:
     gc.freeze()  # skips the interpreter's last collection
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores, because many tests wait for other processes."""
-    return (os.cpu_count() or 1) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process more than there are cores, because many tests wait for other processes; those of `--quick` do not."""
+    return (os.cpu_count() or 1) + (not config.getoption("quick"))
 
 
 @pytest.fixture(scope="module", autouse=True)
