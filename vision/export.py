@@ -144,7 +144,7 @@ def cast_weights(state: Mapping[str, Tensor], *, dtype: GraphDtype) -> dict[str,
     for key, tensor in cast.items():
         if not bool(torch.isfinite(tensor).all()):
             if bool(torch.isfinite(state[key]).all()):
-                hint = "export in float32: --dtype, of `export decoder` --precision"
+                hint = "export in float32: `--dtype float32`, or `--precision float32` of `export decoder`"
                 raise GraphError(f"Values of `{key}` are too large for float16", hint=hint)
             raise GraphError(f"Values of `{key}` are not finite", hint="the checkpoint is damaged")
     return cast

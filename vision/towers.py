@@ -221,11 +221,12 @@ def huggingface_pixels(values: Mapping[str, Any], *, name: str) -> dict[str, Any
     """`pixels` of `read_clip` from Hugging Face's preprocessor_config.json. Raises CheckpointError if it differs."""
     rule: dict[str, Any] = {"rgb_first": True}
     size, crop = (_sides(values.get(key)) for key in ("size", "crop_size"))
-    if size is None and values.get("size") not in (None, {}):
-        raise CheckpointError(
-            f"The size {shown_excerpt(repr(values['size']))} of pictures in {name} is not read here",
-            hint="known: a whole number, `shortest_edge`, or `height` and `width`",
-        )
+    for key, sides in (("size", size), ("crop_size", crop)):
+        if sides is None and values.get(key) not in (None, {}):
+            raise CheckpointError(
+                f"The {key} {shown_excerpt(repr(values[key]))} of pictures in {name} is not read here",
+                hint="known: a whole number, `shortest_edge` alone, or `height` and `width`",
+            )
     if size is not None:
         given, is_whole = values["size"], crop is None or not values.get("do_center_crop", True)
         side = size if is_whole or crop is None else crop

@@ -61,7 +61,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         if wanted not in (AUTO, own):
             raise UsageError(
                 f"The decoder in `{spec.decoder}` is exported with {name} {own}, and {name} is {wanted}",
-                hint=f"leave out --{name.replace('_', '-')}, or export the decoder again with another {flag}",
+                hint=f"leave out --{name.replace('_', '-')}: {flag} of `export decoder` decides on it",
             )
     if spec.context is not None and spec.context > config.context:
         raise UsageError(
@@ -76,6 +76,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         stack.enter_context(closing(vision))
         past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), config)
         program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime, past=past)
+        stack.enter_context(closing(program))
         if past is not None and len(past) >= most_tokens:
             raise GraphError(
                 f"`{spec.past_key_values}` holds {len(past)} tokens, and the gears of the decoder take {most_tokens}, "

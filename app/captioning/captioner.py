@@ -59,6 +59,7 @@ from llama_adapter.llm.errors import PromptError, PromptTooLongError
 from llama_adapter.llm.picture_format import Grid
 from llama_adapter.llm.prefix import TextPrefix
 from llama_adapter.llm.runners.base import WarmUp
+from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.given import texts, whole_number
 from llama_adapter.runtime.graphs.defaults import MindirBackend
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
@@ -687,9 +688,11 @@ class Captioner:
             try:
                 self._running_in = threading.get_ident()
                 yield loop
-            except BaseException:
+            except BaseException as error:
                 with suppress(RankError):  # if ranks have failed, closing fails too
                     loop.close()
+                if isinstance(error, GraphError):  # the graphs were closed by another thread?
+                    self._require_open()
                 raise
             else:
                 loop.close()

@@ -34,8 +34,10 @@ class Parts:
 
     def close(self) -> None:
         """Release exported graphs, with their devices and processes, and end other ranks. Can be called again."""
-        self.vision.close()
-        self.end()
+        try:
+            self.vision.close()
+        finally:
+            self.end()
 
 
 def loaded_parts(

@@ -34,7 +34,8 @@ def locate_names(options: argparse.Namespace) -> None:
     if command in _OF_BUNDLES and find_parts(name) and is_named(name):
         raise UsageError(
             f"`{command} --model` takes no name of `get --list`, got `{name}`",
-            hint="`convert --llama-dir NAME --out FOLDER`, with --adapter and --clip for pictures, makes a bundle",
+            hint="pass a file, a folder or `hf:OWNER/NAME`; `convert --llama-dir NAME --out FOLDER`, for pictures with "
+            "--adapter and --clip, makes a bundle",
         )
     found = located(
         values,

@@ -95,6 +95,7 @@ _QWEN2: Final = _LLAMA | {
     "max_window_layers": 28,
     "layer_types": (),
 }
+# A mistral with `layer_types` is a ministral, as for AutoConfig of transformers.
 _MISTRAL: Final = _LLAMA | {
     "intermediate_size": 14336,
     "num_key_value_heads": 8,

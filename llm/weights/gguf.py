@@ -221,7 +221,8 @@ def _scaling(keys: _Keys, file: GgufFile) -> dict[str, Any] | None:
         spelled = {name: (f"rope.scaling.yarn_{name}", f"rope.scaling.{name}") for name in ("beta_fast", "beta_slow")}
         betas = {name: keys.get(usual) or keys.get(ollamas) for name, (usual, ollamas) in spelled.items()}
         attention = keys.get("rope.scaling.yarn_attn_factor")
-        return {"rope_type": kind, "factor": factor, "attention_factor": attention, **betas}
+        stated = None if attention == 1 else attention  # 1 is llama.cpp's default
+        return {"rope_type": kind, "factor": factor, "attention_factor": stated, **betas}
     if kind in ("linear", None) and factor not in (None, 1):
         return {"rope_type": "linear", "factor": factor}
     return None if kind in ("linear", "none", None) else {"rope_type": kind}

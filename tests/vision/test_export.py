@@ -131,7 +131,7 @@ def test_weights_that_float16_cannot_hold_are_refused(bgr: Exported, tmp_path: P
     with pytest.raises(GraphError, match=r"`query\.queries`") as caught:
         export_onnx(bgr.encoder.config, state, tmp_path / "clip.onnx", name="tiny", dtype="float16")
 
-    assert caught.value.hint == "export in float32: --dtype, of `export decoder` --precision"
+    assert caught.value.hint == "export in float32: `--dtype float32`, or `--precision float32` of `export decoder`"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -381,6 +381,7 @@ def test_settings_of_an_image_processor_have_several_forms() -> None:
         ({"size": {"height": 256, "width": 256}, "crop_size": 224}, "Pictures by a are .* squashed before it"),
         ({"size": {"longest_edge": 224}}, "The size {'longest_edge': 224} of pictures in a is not read"),
         ({"size": {"shortest_edge": 224, "longest_edge": 448}}, "The size .* of pictures in a is not read"),
+        ({"size": 224, "crop_size": {"shortest_edge": 224, "longest_edge": 448}}, "The crop_size .* is not read"),
         ({"size": [224, 224]}, r"The size \[224, 224\] of pictures in a is not read"),
         ({"resample": 0}, "The filter 0 in a is not computed"),
         ({"do_normalize": False}, "without resizing or normalisation"),

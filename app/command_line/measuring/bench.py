@@ -56,7 +56,7 @@ class BenchJob:
 
     def __post_init__(self) -> None:
         require_least(self, "pictures", "rounds")
-        if self.pictures < (largest := max(self.batch_sizes)):  # its batches would not be full
+        if self.pictures < (largest := max(self.batch_sizes, default=1)):  # its batches would not be full
             raise ValueError(f"pictures must be at least {largest}, the largest batch size, got {self.pictures}")
         if self.question != QUESTION and self.workload != "yesno":
             raise ValueError("question is for yesno, and caption has the model's own instruction")

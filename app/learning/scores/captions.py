@@ -32,8 +32,9 @@ Tokens = tuple[str, ...]
 _CLITIC: Final = re.compile(r"(n't|'(?:s|m|d|re|ve|ll)|(?<=\bcan)not|(?<=\bgo[nt]|\bwan)[nt]a|(?<=\bgim|\blem)me)\b")
 _MARKS: Final = "".join(mark for mark in map(chr, range(0x300, 0x2000)) if unicodedata.category(mark)[0] == "M")
 _LETTERS: Final = rf"[^\W\u3040-\u9fff](?:[^\W\u3040-\u9fff]|[{_MARKS}])*"
-_WITHIN: Final = rf"(?:[-./]|(?<=\d)[:,](?=\d)|(?<=\bo)'(?=clock\b)){_LETTERS}"
-_WORD: Final = re.compile(rf"n't\b|'(?:s|m|d|re|ve|ll)\b|(?=\w)[\u3040-\u9fff]|{_LETTERS}(?:{_WITHIN})*")
+_NUMBER: Final = r"(?<!\w)\d+(?:[:,]\d+)+(?:\.\d+)?"
+_WITHIN: Final = rf"[-./]{_LETTERS}|(?<=\bo)'clock\b"
+_WORD: Final = re.compile(rf"n't\b|'(?:s|m|d|re|ve|ll)\b|(?=\w)[\u3040-\u9fff]|{_NUMBER}|{_LETTERS}(?:{_WITHIN})*")
 
 
 def tokens_of(text: str) -> Tokens:

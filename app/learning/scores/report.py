@@ -102,7 +102,8 @@ def verdict(comparison: Comparison) -> str:
     difference, found = comparison.differences[name], comparison.mcnemar
     (one, other), (before, after) = comparison.names, comparison.values[name]
     low, high = difference.low, difference.high
-    is_apart = comparison.num_pictures >= _LEAST_PICTURES and not (low or 0.0) <= 0 <= (high or 0.0)
+    are_enough = comparison.num_pictures >= _LEAST_PICTURES
+    is_apart = are_enough and low is not None and high is not None and not low <= 0 <= high
     if found is not None and comparison.num_pictures == comparison.num_examples:
         is_apart = found.p_value < _LEVEL
     better, worse = (other, one) if (difference.value or 0) > 0 else (one, other)

@@ -226,3 +226,20 @@ def test_parts_of_two_models_are_refused(snapshot: object) -> None:
         told[name] = shown
 
     assert told == snapshot
+
+
+def test_a_captioner_that_another_thread_closes_says_so_and_closes_its_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    captioner = Captioner.load(decoder=exported_embedded())
+    runner = captioner._engine._runner
+    run = runner.run
+
+    def close_and_run(plan: object) -> object:
+        monkeypatch.setattr(captioner._vision, "close", lambda: pytest.fail("the encoder cannot be closed"))
+        with pytest.raises(pytest.fail.Exception, match="the encoder"):
+            captioner.close()
+        return run(plan)
+
+    monkeypatch.setattr(runner, "run", close_and_run)
+    with pytest.raises(RuntimeError, match="This Captioner is closed"):
+        captioner.generate_text("What is it?", max_new_tokens=3)
+    assert runner.program._step is None
