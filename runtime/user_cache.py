@@ -15,12 +15,12 @@ _fault = ""  # why `working_cache` is a temporary folder
 def cache_folder() -> Path:
     """The user's cache folder, `$XDG_CACHE_HOME/llama-adapter` or `~/.cache/llama-adapter`; created if missing.
 
-    The folder contains libraries that are executed. Therefore OSError is raised if it cannot be created, belongs to
-    another user, or is writable by others.
+    As its specification asks, a relative XDG_CACHE_HOME is ignored. The folder contains libraries that are executed.
+    Therefore OSError is raised if it cannot be created, belongs to another user, or is writable by others.
     """
-    base = os.environ.get(_VARIABLE)
+    base = os.environ.get(_VARIABLE, "")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "llama-adapter"
+        folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "llama-adapter"
     except RuntimeError as error:  # a container's user without an entry in passwd
         raise FileNotFoundError("this user has no home folder: set XDG_CACHE_HOME") from error
     try:

@@ -60,6 +60,7 @@ def device_names(source: str, *, file: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_devices_are_named_in_their_rooms_alone() -> None:
     sources = {file: (ROOT / file).read_text(encoding="utf-8") for file in source_files()}
     named = {file: device_names(source, file=file) for file, source in sources.items()}

@@ -98,7 +98,10 @@ def digest_of_sources(*marks: str) -> str:
 
 def said(error: Exception) -> str:
     """One line that describes a failure, taken from the compiler's output if there is any."""
-    told = getattr(error, "stderr", None) or str(error)
+    own = str(error)
+    if isinstance(error, subprocess.SubprocessError):
+        own = own.rpartition("' ")[2]  # without the command
+    told = getattr(error, "stderr", None) or own
     text = told.decode(errors="replace") if isinstance(told, bytes) else told  # bytes after a timeout
     lines = text.strip().splitlines()
     return next((line for line in lines if "error" in line), (*lines, "?")[0]).strip()

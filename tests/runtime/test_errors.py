@@ -62,6 +62,7 @@ def error_classes() -> list[type[BaseException]]:
     return [kind for kind in classes if issubclass(kind, BaseException)]
 
 
+@pytest.mark.slow
 def test_all_our_errors_descend_from_the_root() -> None:
     kinds = error_classes()
 

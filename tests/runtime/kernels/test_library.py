@@ -116,12 +116,13 @@ def test_a_compiled_library_is_private_whatever_the_umask(monkeypatch: pytest.Mo
             "no such",
         ),
         ("#!/bin/sh\nprintf 'error: \\377 bad' >&2\nexit 1\n", "error: \N{REPLACEMENT CHARACTER} bad"),
+        ("#!/bin/sh\nexit 7\n", "could not make them: returned non-zero exit status 7."),
         (
             f"#!{sys.executable}\nimport sys\nopen(sys.argv[sys.argv.index('-o') + 1], 'wb').write(b'no library')\n",
             "could not make them",
         ),
     ],
-    ids=["fails", "fails in another encoding", "makes something else"],
+    ids=["fails", "fails in another encoding", "fails in silence", "makes something else"],
 )
 @pytest.mark.usefixtures("fit")
 def test_a_failing_compiler_is_quoted(

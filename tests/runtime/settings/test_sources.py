@@ -44,6 +44,7 @@ def source(options: Namespace, key: str) -> tuple[Any, str]:
     return next((one.value, one.source) for one in options.effective if one.setting.key == key)
 
 
+@pytest.mark.slow
 @pytest.mark.proves("settings from files and the environment", "CPU")
 def test_flag_then_variable_then_file_then_default(parse: Parse, monkeypatch: pytest.MonkeyPatch) -> None:
     file = "computation:\n  batch_size: 2\n"
