@@ -131,7 +131,8 @@ def calibration_error(confidence_N: Floats, is_right_N: NDArray[np.bool_]) -> fl
 
 def reliability(probabilities_NC: Floats, labels_N: Ints) -> tuple[Bin, ...]:
     """Confidence and accuracy in bins of equal width."""
-    return _binned(probabilities_NC.max(axis=1), probabilities_NC.argmax(axis=1) == labels_N)
+    is_right_N = probabilities_NC.argmax(axis=1) == labels_N
+    return _binned(probabilities_NC.max(axis=1), is_right_N)
 
 
 def _binned(confidence_N: Floats, is_right_N: NDArray[np.bool_]) -> tuple[Bin, ...]:
