@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from random import Random
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,12 +27,13 @@ from llama_adapter.llm.training.decoder import SoftLabels
 from llama_adapter.llm.training.layout import IGNORED
 
 # B rows or their pictures, S tokens or pixels a side, T tokens of the encoder, C channels, V views, Q visual queries, D
-# their width, L labelled tokens of all rows, K answers
+# their width, L labelled tokens of all rows, K answers or random numbers
 _NOISE_TOKENS, _NOISE_SHARE = 16, 0.25  # the noise on a length is below 16 tokens plus a quarter of the length
 _POOL = 32  # batches whose examples are sorted by length together
 _SHUFFLE, _ANSWER = 1, 2  # purpose of a random number, part of its seed
 
 
+EpochKey = tuple[int, int]  # the seed of a run, and the epoch
 TokenShares = tuple[Mapping[int, float], ...]  # for each label of a row, the probabilities of tokens
 
 
@@ -116,12 +118,10 @@ def microbatches(lessons: Sequence[Lesson], *, rows: int, rank: int = 0, num_ran
     return tuple(_microbatch(part or ordered[:1], counts=bool(part)) for part in parts[rank::num_ranks])
 
 
-def drawn_lessons(
-    examples: Sequence[TrainExample], chosen: Sequence[int], *, key: tuple[int, int]
-) -> tuple[Lesson, ...]:
+def drawn_lessons(examples: Sequence[TrainExample], chosen: Sequence[int], *, key: EpochKey) -> tuple[Lesson, ...]:
     """The row to learn for each of the `chosen` examples.
 
-    `key` is (seed, epoch); with the example's index it determines which of several right answers is drawn.
+    `key`, with the example's index, determines which of several right answers is drawn.
     """
     return tuple(Lesson(examples[index], examples[index].row(_ANSWER, *key, index)) for index in chosen)
 
@@ -195,10 +195,10 @@ class Encodings:
         """The lessons of a step as they are learned; `random` is the same on all ranks."""
         return lessons
 
-    def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor | None:
+    def of(self, examples: Sequence[TrainExample], *, key: EpochKey | None = None) -> Tensor | None:
         """Encodings (B, T, C), or (1, T, C) if no row has a picture; None if the model sees no pictures.
 
-        With `random`, for training, subclasses give a changed form of each picture.
+        With `key`, for training, subclasses give a changed form of each picture.
         """
         if self._cache is None or self._nothing is None:
             return None
@@ -207,9 +207,9 @@ class Encodings:
         nothing = self._nothing[0].cpu()
         return torch.stack([self._cache.get(one.example.digest) if one.has_picture else nothing for one in examples])
 
-    def given(self, part: Microbatch, *, random: torch.Generator | None = None) -> Microbatch:
+    def given(self, part: Microbatch, *, key: EpochKey | None = None) -> Microbatch:
         """A part with the encodings of its examples, unless it has visual queries of its own."""
-        return part if part.encoded is not None else replace(part, encoded=self.of(part.examples, random=random))
+        return part if part.encoded is not None else replace(part, encoded=self.of(part.examples, key=key))
 
 
 class Feeder:
@@ -227,8 +227,8 @@ class Feeder:
         """A part has at most `rows` rows."""
         self._examples, self._encodings = examples, encodings
         self._rows, self._ranks, self._seed = rows, ranks, job.seed
-        lengths, batch_size = [one.num_tokens for one in examples], job.optimisation.batch_size
-        self._order = BatchOrder(lengths, batch_size=batch_size, seed=job.seed)
+        lengths = [one.num_tokens for one in examples]
+        self._order = BatchOrder(lengths, batch_size=job.optimisation.batch_size, seed=job.seed)
         self.steps_per_epoch, self.num_steps = self._order.steps_per_epoch, job.optimisation.num_steps(len(examples))
         self._lessons = lru_cache(maxsize=3)(self._drawn)  # each is read to be made, and to be counted
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed")
@@ -251,14 +251,14 @@ class Feeder:
         self._pool.shutdown(cancel_futures=True)
 
     def _make(self, step: int) -> tuple[Microbatch, ...]:
-        ranks = self._ranks
-        parts = microbatches(self._lessons(step), rows=self._rows, rank=ranks.rank, num_ranks=ranks.size)
-        random = generator(self._seed, step * ranks.size + ranks.rank)
-        return tuple(self._encodings.given(part, random=random) for part in parts)
+        parts = microbatches(self._lessons(step), rows=self._rows, rank=self._ranks.rank, num_ranks=self._ranks.size)
+        return tuple(self._encodings.given(part, key=self._key(step)) for part in parts)
+
+    def _key(self, step: int) -> EpochKey:
+        return self._seed, self._order.epoch_of(step)
 
     def _drawn(self, step: int) -> tuple[Lesson, ...]:
-        key = self._seed, self._order.epoch_of(step)
-        lessons = drawn_lessons(self._examples, self._order.at(step), key=key)
+        lessons = drawn_lessons(self._examples, self._order.at(step), key=self._key(step))
         return self._encodings.taught(lessons, random=generator(self._seed, step))
 
 
@@ -267,26 +267,24 @@ def generator(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed << 32) + number)
 
 
-_SHIFT = 0.12  # share of the side
-_TURN = math.radians(15)
-_SIZE = 0.2  # share
-_CONTRAST, _LIGHT = 0.3, 38.0  # a share of the contrast, and levels of 255
+# Most change of a picture: its turn, its size as a share, its contrast as a share, its light in levels of 255, and its
+# shifts across and down in half sides.
+_MOST: Final = (math.radians(15), 0.2, 0.3, 38.0, 0.24, 0.24)
+NUM_DRAWN: Final = len(_MOST)  # random numbers for each picture
 
 
-def augmented(pixels_BCSS: Tensor, *, random: torch.Generator) -> Tensor:
-    """Float pixels in 0..255, changed at random for each picture.
+def augmented(pixels_BCSS: Tensor, drawn_KB: Tensor) -> Tensor:
+    """Float pixels in 0..255, changed by `NUM_DRAWN` random numbers in 0..1 for each picture.
 
     Pictures are shifted by up to 12 % of their side, turned by up to 15 degrees, made up to a fifth larger or smaller,
     and made lighter, darker, flatter or harder. They are never mirrored, because mirrored texts and signs mean
     something else. Borders are filled by reflection.
     """
-    count, device = len(pixels_BCSS), pixels_BCSS.device
-    turn_B, size_B, gain_B, light_B, across_B, down_B = (
-        (torch.rand(count, generator=random) * 2 - 1) * most
-        for most in (_TURN, _SIZE, _CONTRAST, _LIGHT, 2 * _SHIFT, 2 * _SHIFT)
-    )
+    device = pixels_BCSS.device
+    changes_KB = (drawn_KB * 2 - 1) * torch.tensor(_MOST)[:, None]
+    turn_B, size_B, gain_B, light_B, across_B, down_B = changes_KB.unbind()
     cos_B, sin_B = turn_B.cos() * (1 + size_B), turn_B.sin() * (1 + size_B)
-    rows = torch.stack([cos_B, -sin_B, across_B, sin_B, cos_B, down_B], dim=1).view(count, 2, 3)
+    rows = torch.stack([cos_B, -sin_B, across_B, sin_B, cos_B, down_B], dim=1).view(-1, 2, 3)
     grid = F.affine_grid(rows.to(device), list(pixels_BCSS.shape), align_corners=False)
     moved_BCSS = F.grid_sample(pixels_BCSS, grid, padding_mode="reflection", align_corners=False)
     gain, light = ((1 + gain_B).view(-1, 1, 1, 1).to(device), light_B.view(-1, 1, 1, 1).to(device))
@@ -296,14 +294,16 @@ def augmented(pixels_BCSS: Tensor, *, random: torch.Generator) -> Tensor:
 class ChangedPixels(Encodings):
     """Pixels as encodings, (B, S, S, C). In training, every picture is changed at random each time."""
 
-    def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor | None:
-        """uint8 pixels, or with `random` changed float32 pixels in 0..255."""
+    def of(self, examples: Sequence[TrainExample], *, key: EpochKey | None = None) -> Tensor | None:
+        """uint8 pixels, or float32 pixels in 0..255, changed by what `key`, picture and question determine."""
         pixels_BSSC = super().of(examples)
         seen = torch.tensor([one.has_picture for one in examples])
-        if random is None or pixels_BSSC is None or not seen.any():
+        if key is None or pixels_BSSC is None or not seen.any():
             return pixels_BSSC
+        randoms = [Random(f"{key}/{one.example.digest}/{one.prompt}") for one in examples if one.has_picture]
+        drawn_KB = torch.tensor([[one.random() for one in randoms] for _ in range(NUM_DRAWN)])
         pixels_BCSS = pixels_BSSC.permute(0, 3, 1, 2).float()
-        pixels_BCSS[seen] = augmented(pixels_BCSS[seen], random=random)
+        pixels_BCSS[seen] = augmented(pixels_BCSS[seen], drawn_KB)
         return pixels_BCSS.permute(0, 2, 3, 1)
 
 
@@ -336,7 +336,7 @@ class Views(Encodings):
                 self._asked[one.prompt].append(one)
         self._row_of = {(one.prompt, one.example.answers[0]): one.rows[0] for one in learned}
 
-    def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> Tensor:
+    def of(self, examples: Sequence[TrainExample], *, key: EpochKey | None = None) -> Tensor:
         """Visual queries (B, Q, D): the unchanged views."""
         return torch.stack([self._views_VQD[one.example.digest][0] for one in examples])
 

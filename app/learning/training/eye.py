@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from llama_adapter.app.learning.training import checkpoint
 from llama_adapter.app.learning.training.asking import TrainExample
-from llama_adapter.app.learning.training.batches import Encodings, Views, augmented, generator
+from llama_adapter.app.learning.training.batches import NUM_DRAWN, Encodings, Views, augmented, generator
 from llama_adapter.app.learning.training.checkpoint import WEIGHT, LoopState
 from llama_adapter.app.learning.training.job import TrainJob
 from llama_adapter.app.learning.training.loop import TrainProgress
@@ -247,7 +247,7 @@ class Eye:
         found = []
         for at in range(0, len(examples), _TOGETHER):
             pixels = self._pixels(examples[at : at + _TOGETHER])
-            seen = pixels if random is None else augmented(pixels, random=random)
+            seen = pixels if random is None else augmented(pixels, torch.rand(NUM_DRAWN, len(pixels), generator=random))
             found.append(self._vision.query(self._features(seen)))
         return torch.cat(found).cpu()
 
@@ -257,10 +257,10 @@ class Eye:
         epoch, place = divmod(step, self._each)
         order = torch.randperm(len(self._examples), generator=generator(self._job.seed, epoch))
         chosen = order[place :: self._each]
-        random = generator(self._job.seed, step)
+        drawn_KB = torch.rand(NUM_DRAWN, len(chosen), generator=generator(self._job.seed, step))
         own = slice(self._ranks.rank, None, self._ranks.size)
         is_tower = step < tower.num_steps
-        pixels = augmented(self._pixels([self._examples[index] for index in chosen]), random=random)[own]
+        pixels = augmented(self._pixels([self._examples[index] for index in chosen]), drawn_KB)[own]
         loss = torch.zeros((), device=self._device)
         if len(pixels):
             label_BG = self._label_NG[chosen[own]].to(self._device)

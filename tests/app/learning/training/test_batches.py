@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from llama_adapter.app.learning.training.asking import TokenRow, TrainExample
 from llama_adapter.app.learning.training.batches import (
     BatchOrder,
+    ChangedPixels,
     Encodings,
     Lesson,
     drawn_lessons,
@@ -140,22 +142,37 @@ def test_a_part_gets_the_encodings_of_its_examples_unless_it_has_visual_queries(
     asked, encoded_BTC = list[tuple[object, object]](), torch.ones(1, 2, 3)
 
     class Noted(Encodings):
-        def of(self, examples: Sequence[TrainExample], *, random: torch.Generator | None = None) -> torch.Tensor:
-            asked.append((examples, random))
+        def of(self, examples: Sequence[TrainExample], *, key: tuple[int, int] | None = None) -> torch.Tensor:
+            asked.append((examples, key))
             return encoded_BTC
 
-    encodings, generator = Noted(None, None), torch.Generator()
+    encodings, key = Noted(None, None), (7, 0)
     plain, own = (
         microbatches([Lesson(example(3), TokenRow((1, 7, 2), 1), query_QD)], rows=1)[0]
         for query_QD in (None, torch.zeros(2, 3))
     )
-    assert encodings.given(own, random=generator) is own
+    assert encodings.given(own, key=key) is own
     assert asked == []
-    given = encodings.given(plain, random=generator)
+    given = encodings.given(plain, key=key)
     assert given.encoded is encoded_BTC
     assert replace(given, encoded=None) == plain
     encodings.given(plain)
-    assert asked == [(plain.examples, generator), (plain.examples, None)]
+    assert asked == [(plain.examples, key), (plain.examples, None)]
+
+
+def test_the_change_of_a_picture_depends_on_the_epoch_and_not_on_its_batch() -> None:
+    random = torch.Generator().manual_seed(0)
+    pixels = {digest: torch.rand(8, 8, 3, generator=random) * 255 for digest in "ab"}
+    examples = [
+        replace(example(3), example=tables.example("x", instruction="?", task="caption", source="p.png", digest=digest))
+        for digest in pixels
+    ]
+    changed = ChangedPixels(SimpleNamespace(get=pixels.get), torch.zeros(1, 8, 8, 3))
+    both, alone, later = (
+        changed.of(part, key=(7, epoch)) for part, epoch in ((examples, 0), (examples[1:], 0), (examples, 1))
+    )
+    assert torch.equal(both[1:], alone)
+    assert not torch.isclose(both, later).all((1, 2, 3)).any()
 
 
 def test_all_inputs_of_the_model_are_moved_to_its_device() -> None:
