@@ -64,8 +64,10 @@ class Rotary:
         return self == Rotary(theta=self.theta)
 
     def rotated(self, head_dim: int) -> int:
-        """Number of rotated coordinates of a head, an even number."""
-        return 2 * (int(head_dim * self.share) // 2)
+        """Number of rotated coordinates of a head. Raises ValueError for an odd number, which leaves half a pair."""
+        if (rotated := int(head_dim * self.share)) % 2:
+            raise ValueError(f"a share {self.share} of {head_dim} coordinates is {rotated}, an odd number")
+        return rotated
 
     def frequencies(self, head_dim: int, *, context: int) -> tuple[np.ndarray, np.ndarray]:
         """Angle of one position for each pair of coordinates, and the factor of its cos and sin, float32 (H / 2,) each.
@@ -74,9 +76,8 @@ class Rotary:
         other pairs have angle 0 and factor 1. Scalings that depend on the length use `context` for all positions.
         """
         rotated = self.rotated(head_dim)
-        used, factor = self._frequencies(rotated, context)
         angles, factors = np.zeros(head_dim // 2, np.float32), np.ones(head_dim // 2, np.float32)
-        angles[: rotated // 2], factors[: rotated // 2] = used, factor
+        angles[: rotated // 2], factors[: rotated // 2] = self._frequencies(rotated, context)
         return angles, factors
 
     def table(self, head_dim: int, *, context: int) -> tuple[np.ndarray, np.ndarray]:

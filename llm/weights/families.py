@@ -82,6 +82,7 @@ _LLAMA: Final = {
     "head_dim": None,
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 2048,
+    "original_max_position_embeddings": None,
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
@@ -359,7 +360,6 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
     rotaries = _rotaries(config, entries, family, path=path)
     turning = [family.rotates(entries, layer) for layer in layers]
     places = tuple(min(int(slides[layer]), len(rotaries) - 1) if turning[layer] else -1 for layer in layers)
-    is_plain = rotaries == (Rotary(theta=rotaries[0].theta),)
     settings = {
         "vocab_size": entries["vocab_size"],
         "dim": entries["hidden_size"],
@@ -373,7 +373,7 @@ def describe(config: Entries, entries: Entries, family: Family, *, path: Path) -
         "score_cap": float(entries.get("attn_logit_softcapping") or 0),
         "logit_cap": float(entries.get("final_logit_softcapping") or 0),
         "rope_theta": rotaries[0].theta,
-        "rotaries": () if is_plain else rotaries,
+        "rotaries": () if len(rotaries) == 1 and rotaries[0].is_plain else rotaries,
         "layer_rotaries": places if any(places) else (),
         "layer_windows": tuple(window if slide else 0 for slide in slides) if window and any(slides) else (),
         **family.switches,
@@ -429,7 +429,7 @@ def _rotaries(config: Entries, entries: Entries, family: Family, *, path: Path) 
 def _rotary(values: Entries, entries: Entries, *, path: Path) -> Rotary:
     kind = values.get("rope_type", values.get("type", "default"))
     context, original = entries["max_position_embeddings"], entries.get("original_max_position_embeddings")
-    if original and kind in ("su", "yarn"):
+    if "short_factor" in values and kind in ("su", "yarn"):
         kind = "longrope"  # its first names in Phi-3
     if kind not in _ROPE_TYPES:
         raise CheckpointError(

@@ -190,6 +190,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "rope_parameters": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
     "too few factors": {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0]}},
     "no factors": {"rope_scaling": {"type": "longrope", "short_factor": "x", "long_factor": None}},
+    "half a pair": {"partial_rotary_factor": 0.7},
     "yarn of nothing": {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0},
     "biases": {"attention_bias": True},
     "a text as a flag": {"mlp_bias": "no"},

@@ -62,7 +62,10 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
             "rope_parameters": YARN | {"factor": 1.0},  # not the ratio of its contexts
         },
     ),
-    "mistral without window": ("mistral", 6, 6, {"sliding_window": None, "rope_parameters": YARN}),
+    "mistral without window": (
+        *("mistral", 6, 6),
+        {"sliding_window": None, "rope_parameters": YARN, "original_max_position_embeddings": 16},
+    ),
     "qwen2": ("qwen2", 8, 1, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "head_dim": 6}),
     "qwen2 tied": (
         "qwen2",
@@ -247,7 +250,7 @@ def as_old(entries: dict[str, Any]) -> dict[str, Any]:
     if "partial_rotary_factor" in rope:
         new["partial_rotary_factor"] = rope["partial_rotary_factor"]
     if rope["rope_type"] != "default":
-        scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "rope_type")}
+        scaling = {key: value for key, value in rope.items() if key != "rope_type" and key not in new}
         new["rope_scaling"] = scaling | {"type": "su" if rope["rope_type"] == "longrope" else rope["rope_type"]}
     return new
 
