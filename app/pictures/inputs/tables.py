@@ -44,7 +44,7 @@ _LINE_SUFFIXES = (".jsonl", ".ndjson")
 JSON_SUFFIXES = (*_LINE_SUFFIXES, ".json")
 TABLE_SUFFIXES = (*JSON_SUFFIXES, ".csv", ".tsv", ".parquet")
 _DELIMITERS = ",\t;|"
-_SEPARATOR_LINE = re.compile(rb'"?sep=(.)"?\r?[\n\r]', re.IGNORECASE)  # of Excel, before the names
+_SEPARATOR_LINE = re.compile(rb'"?sep=([\0-\x7f])"?\r?[\n\r]', re.IGNORECASE)  # of Excel, before the names
 _MOST_WITHOUT = 1_000  # objects that are read to find a known column
 _NO_OBJECT = "it is not a JSON object"
 _LONG_LINE = "\ud800"  # replaces a CSV line above the limit; this character never occurs in decoded bytes
@@ -212,7 +212,7 @@ def _cell_rows(file: ByteFile, *, begun: bytes, table: _Table) -> Iterator[Row]:
         for _, line in split_lines(file, separator=end, begun=begun)
     )
     quoted = rb'%b +"(?:[^"]|"")*" *(?:%b|[\r\n]|\Z)' % ((re.escape(delimiter.encode()),) * 2)
-    has_spaces = re.search(quoted, begun) is not None  # before quotes, by the beginning
+    has_spaces = delimiter != " " and re.search(quoted, begun) is not None  # before quotes, by the beginning
     records = _records(lines, delimiter=delimiter, skips_spaces=has_spaces)
     _, first, problem = next(records, (1, [], "it is empty"))
     names = [known_name(name, known) for name in first]
