@@ -230,8 +230,8 @@ def check_om_path(path: str | os.PathLike[str]) -> None:
         illegal = "".join(sorted(set(_LEGAL_PATH.sub("", absolute))))
         raise GraphError(
             f"The path `{absolute}` has characters that InferSession refuses: {illegal!a}",
-            hint="move the file to a path of letters, digits and _ . / - only",
+            hint="choose a path of letters, digits and _ . / - only",
         )
     parts = absolute.split("/")
     if len(absolute) > _MAX_PATH or len(parts) > _MAX_DEPTH + 1 or any(len(part) > _MAX_COMPONENT for part in parts):
-        raise GraphError("The path of the OM is too long for InferSession", hint="move the file to a shorter path")
+        raise GraphError("The path of the OM is too long for InferSession", hint="choose a shorter path")

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from llama_adapter.app.models.exported import FOR_ATC
 from llama_adapter.app.models.graph_export.output import check_place, give, tell, told_complaints, told_next
+from llama_adapter.llm.exported.card import CARD_FILE, read_card
 from llama_adapter.runtime.atomic_write import refuse_to_replace
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.graphs.atc import (
@@ -73,7 +75,8 @@ def run_export_om(job: OmJob) -> None:
     if job.adopt is not None:
         _adopt(requests[0], force=job.force)
         return
-    _check_names(requests)
+    for request in requests:
+        check_om_path(request.output)  # InferSession would refuse it later
     complaints = lint_graph(graph, has_dims=bool(job.sizes))
     for line in told_complaints(complaints):
         tell(line)
@@ -103,6 +106,12 @@ def _plan(job: OmJob, graph: Graph) -> Sequence[AtcRequest | DimsRequest]:
     output = graph.path.with_suffix("") if job.out is None else Path(job.out)
     settings = replace(job.settings, soc_version=job.settings.soc_version or detect_soc_version())
     if job.sizes:
+        folder = graph.path.parent
+        if (folder / CARD_FILE).exists() and (found := read_card(folder).format) != FOR_ATC:
+            raise GraphError(
+                f"The decoder in `{folder}` is exported as {found}, and no OM of it can be run",
+                hint=f"export it again with `llama-adapter export decoder --format {FOR_ATC}`",
+            )
         return [plan_dims(graph, output, settings, [parse_gear(text) for text in job.sizes])]
     requests = plan(graph, output, settings)
     return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
@@ -123,10 +132,8 @@ def _convert(request: AtcRequest | DimsRequest, *, atc: Path) -> None:
 def _print_commands(job: OmJob, requests: Sequence[AtcRequest | DimsRequest]) -> None:
     for request in requests:
         give(shlex.join(["atc", *command(request)]))
-    for request in requests:
-        if isinstance(request, DimsRequest):
-            continue  # its side-car needs the weights, so the graph must be converted where they are
-        tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
+        if isinstance(request, AtcRequest):  # the side-car of others needs the weights, so they are converted there
+            tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
 
 
 def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
@@ -151,12 +158,3 @@ def _adopt(request: AtcRequest | DimsRequest, *, force: bool) -> None:
 def _tell_of_foreign(graph: Graph) -> None:
     if graph.card is None:
         tell(f"`{graph.path}` was not exported here: so later checks cannot compare its weights with a model's")
-
-
-def _check_names(requests: Sequence[AtcRequest | DimsRequest]) -> None:
-    """Raise GraphError for a path that InferSession would refuse later."""
-    for request in requests:
-        try:
-            check_om_path(request.output)
-        except GraphError as error:
-            raise GraphError(error.message, hint="name another place as --out") from None

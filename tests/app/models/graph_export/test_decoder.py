@@ -39,11 +39,14 @@ def test_the_command_prints_the_folder_and_replaces_it_only_if_told(run: Run, tm
     first = run(flags)
     written = (out / "decoder.json").stat()
     second, third = run(flags), run(flags, "--force")
+    sizes = ["--sizes", "R=1,S=8,P=1,T=1", "--sizes", "R=1,S=1,P=8,T=1"]
+    compiled = run("export", "om", str(out / "decoder.onnx"), "--soc-version", "Ascend310P3", sizes)
 
     assert (first.code, second.code, third.code) == (0, 2, 0)
     assert first.out == f"{out}\n"
     assert "39 of 39 tokens are torch's" in first.err
     assert "already" in second.err
+    assert (compiled.code, "exported as onnx, and no OM" in compiled.err) == (1, True)
     assert (out / "decoder.json").stat().st_mtime_ns > written.st_mtime_ns
     assert [entry.name for entry in out.parent.iterdir()] == ["exported"]
     assert sorted(read_card(out).files) == sorted(path.name for path in out.iterdir() if path.name != "decoder.json")
