@@ -77,7 +77,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
         past = None if spec.past_key_values is None else read_past(Path(spec.past_key_values), config)
         program, most_tokens = open_program(spec, exported, num_slots=num_slots, runtime=runtime, past=past)
         stack.enter_context(closing(program))
-        if past is not None and len(past) >= most_tokens:
+        if past is not None and len(past) + 1 >= most_tokens:  # none are left for a prompt and its answer
             raise GraphError(
                 f"`{spec.past_key_values}` holds {len(past)} tokens, and the gears of the decoder take {most_tokens}, "
                 "with those of prompt and answer",

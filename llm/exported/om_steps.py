@@ -53,7 +53,7 @@ def open_om_program(
         stack.pop_all()
     # A prompt is one step after the past. The tokens after a prompt attend to a cache.
     num_past = 0 if past is None else len(past)
-    return program, min(config.context, num_past + step.most("S"), step.most("P") + 1)
+    return program, min(config.context, num_past + step.most("S", num_cached=num_past), step.most("P") + 1)
 
 
 class _OmGraph:
@@ -137,9 +137,9 @@ class OmStep(_OmGraph):
             ),
         ]
 
-    def most(self, name: str) -> int:
-        """The largest size of a dynamic dimension in any gear."""
-        return max(gear[name] for gear in self._session.gears)
+    def most(self, name: str, *, num_cached: int = 0) -> int:
+        """The largest size of a dynamic dimension in any gear for so many cached positions; 0 if there is none."""
+        return max((gear[name] for gear in self._session.gears if gear["P"] >= num_cached), default=0)
 
     def _trimmed(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The inputs without the cache places after the last one that a token attends to."""

@@ -409,6 +409,10 @@ def test_the_engine_gives_torchs_answers(config: DecoderConfig, num_past: int, t
             engines[1].submit(request)
 
     assert most_tokens == 32 + num_past
+    om_of(tmp_path / DECODER_FILE, [gear(1, 32, 1) | {"T": 1}, gear(1, 1, 35) | {"T": 1}])  # no past before a prompt
+    program, most_tokens = open_om_program(card, tmp_path, device_id=0, num_slots=4, past=past)
+    program.close()
+    assert most_tokens == (5 if num_past else 32)
 
 
 def test_a_folder_without_its_om_says_how_to_make_it(tmp_path: Path) -> None:
