@@ -537,7 +537,7 @@ def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> Non
 # Slow pictures
 
 
-SLOW_LIMITS = ServiceLimits(slow_after_s=0.1, max_slow_pictures=1, max_slow_waiting=1, picture_timeout_s=600.0)
+SLOW_LIMITS = ServiceLimits(slow_after_s=0.3, max_slow_pictures=1, max_slow_waiting=1, picture_timeout_s=600.0)
 
 
 def ask_slow(number: int, **options: Any) -> Ask:
