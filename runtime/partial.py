@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 _NAME: Final = re.compile(r"\..+\.[a-z0-9_]{8}\.partial", re.DOTALL)
-_PRIVATE, _SHARED = 0o600, 0o666
 _MOST_BYTES: Final = 100
 
 
@@ -28,16 +27,15 @@ def short_name(name: str) -> str:
     return encoded[:_MOST_BYTES].decode(errors="ignore") + hashlib.sha256(encoded).hexdigest()[:8]
 
 
-def create_partial(place: str | Path, *, folder: int | None = None, is_private: bool = False) -> BinaryIO:
+def create_partial(place: str | Path, *, folder: int | None = None) -> BinaryIO:
     """Create a file that will be called `place`. Its `name` is its present path, in the folder of `place`.
 
     A relative `place` is below the open folder `folder`. The file holds the lock until it is closed. Raises OSError.
     """
     parent, name = os.path.split(place)
-    mode = _PRIVATE if is_private else _SHARED
     while True:
         partial = os.path.join(parent, _partial_name(name))
-        file = open(partial, "x+b", opener=lambda path, flags: os.open(path, flags, mode, dir_fd=folder))  # noqa: SIM115 - the caller closes it
+        file = open(partial, "x+b", opener=lambda path, flags: os.open(path, flags, 0o666, dir_fd=folder))  # noqa: SIM115 - the caller closes it
         if _is_held(file.fileno()):
             return file
         file.close()

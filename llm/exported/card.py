@@ -24,7 +24,6 @@ _FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
     "settings": (dict, type(None)),
     **dict.fromkeys(("picture_format", "vision"), (dict, type(None))),
 }
-_LATER: Final = ("picture_format", "vision")  # fields that early exports do not have
 EXPORT_AGAIN: Final = "export it again with `llama-adapter export decoder`"
 
 
@@ -48,8 +47,7 @@ class ExportCard:
     settings: Mapping[str, Any] | None = None  # settings of the format
     # How pictures stand in prompts, if they are tokens of them. The graphs then take embeddings in place of ids.
     picture_format: PictureFormat | None = None
-    # A VisionConfig, because some encoders have no card. None: an adapter's encoder reads pictures by the rule of
-    # OpenAI's CLIP, and one of pictures as tokens must have a card, as in early exports.
+    # A VisionConfig, because some encoders have no card. None: the encoder reads pictures by the rule of OpenAI's CLIP.
     vision: Mapping[str, Any] | None = None
 
     @property
@@ -60,9 +58,6 @@ class ExportCard:
     def write(self, folder: Path) -> None:
         """Write the card into `folder`. It must be the last file of an export."""
         values = {"version": VERSION, **asdict(self)}
-        for name in _LATER:  # left out where they say nothing, as in early exports
-            if values[name] is None:
-                del values[name]
         values["mark"] = _mark(values)
         (folder / CARD_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
@@ -75,7 +70,6 @@ def read_card(folder: Path) -> ExportCard:
         take_version(values, VERSION)
         if values.pop("mark", None) != _mark({"version": VERSION, **values}):
             raise ValueError("it was changed after the export")
-        values = {"template": "instruction", **dict.fromkeys(_LATER), **values}  # early exports do not have them
         check_fields(values, _FIELDS, what="the card")
         if (pictures := values["picture_format"]) is not None:
             check_fields(pictures, PictureFormat.__annotations__, what="picture_format")

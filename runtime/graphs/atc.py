@@ -329,27 +329,6 @@ def _input_dtype(request: AtcRequest) -> str:
     return port.dtype
 
 
-def adopt_om(request: AtcRequest | DimsRequest) -> Path:
-    """Write the side-car of an existing OM, `request.output`, and remove rights beyond OM_MODE; returns its path.
-
-    ATC made the OM elsewhere. Except for the digests, the side-car contains the caller's settings, which only a device
-    can check. Raises GraphError for a file that InferSession would still refuse.
-    """
-    target = Path(os.path.abspath(request.output))
-    check_om_path(target)
-    if target.is_file() and not target.is_symlink():
-        try:
-            target.chmod(stat.S_IMODE(target.stat().st_mode) & OM_MODE)
-        except OSError as error:
-            raise GraphError(
-                f"The mode of the OM `{target}` cannot be set: {error.strerror}",
-                hint="copy the file, so that it is yours",
-            ) from None
-    check_om_file(target)
-    write_sidecar(target, describe(request, target).to_json())
-    return target
-
-
 def explain_failure(output: str, *, returncode: int) -> GraphError:
     """The error for a failed run. Its details are ATC's last lines."""
     sentence, hint = f"ATC failed with exit code {returncode}", "run it by hand with the line of --print-command"

@@ -67,7 +67,6 @@ class DimsSidecar:
         try:
             values = read_object(text)
             take_version(values, FORMAT_VERSION)
-            values = {"sources": {}, **values}  # early side-cars do not have `sources`
             check_fields(values, _FIELDS, what="the side-car")
             for gear in values["gears"]:
                 check_mapping(gear, int, what="a gear")

@@ -70,7 +70,7 @@ def test_commands_are_accepted(command: str) -> None:
 
 def test_all_steps_are_shown() -> None:
     text = "\n".join(commands())
-    for step in (*PROGRAMS, "export om", "doctor --environment", "doctor --encoder", "--adopt"):
+    for step in (*PROGRAMS, "export om", "doctor --environment", "doctor --encoder", "--print-command"):
         assert step in text
 
 

@@ -6,13 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from llama_adapter.app.jobs.records.loss import (
-    RecordFileLostError,
-    check_file,
-    has_name,
-    is_at,
-    is_standard_output,
-)
+from llama_adapter.app.jobs.records.loss import check_file, has_name, is_at, is_standard_output
 from llama_adapter.app.jobs.records.record import Record, json_line, parse_record
 from llama_adapter.runtime.atomic_write import sync_folder
 from llama_adapter.runtime.locking import open_locked
@@ -115,14 +109,7 @@ class RecordWriter(AbstractContextManager["RecordWriter"]):
         self._num_unsynced, self._synced_at = 0, time.monotonic()
         if self._is_checked:
             self._is_checked = False  # the error is raised only once
-            try:
-                check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
-            except RecordFileLostError as error:
-                num_gone = 0 if has_name(self._file) else sum(not part.exists() for part in self.files[:-1])
-                if not num_gone:
-                    raise
-                text = f"{error.message}. {num_gone:,} older parts are gone too and were not rescued"
-                raise RecordFileLostError(text, hint=error.hint) from None
+            check_file(self._file, path=self.path, place=self._place, num_bytes=self._end)
             self._is_checked = True
 
     def clear(self) -> None:

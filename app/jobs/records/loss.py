@@ -1,6 +1,5 @@
-"""Detects that another program removed, moved, replaced or changed a file of records during a run, and saves it."""
+"""Detects that another program removed, moved, replaced or changed a file of records during a run."""
 
-import itertools
 import os
 import shutil
 import stat
@@ -9,11 +8,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from llama_adapter.runtime.atomic_write import sync_folder
-from llama_adapter.runtime.partial import create_partial
+from llama_adapter.runtime.locking import take_lock
 from llama_adapter.runtime.record_lines import RecordFileError
 
 _GO_ON = "the same command, without --overwrite, goes on where this one ended"
-_MOVE_BACK = f"move that file to where --out names it, or name it as --out; then {_GO_ON}"
 
 
 class RecordFileLostError(RecordFileError):
@@ -48,8 +46,7 @@ def is_standard_output(file: BinaryIO) -> bool:
 def check_file(file: BinaryIO, *, path: Path, place: Path, num_bytes: int) -> None:
     """Raise `RecordFileLostError` unless `path` leads to the open file and the file has `num_bytes` bytes.
 
-    `place` is the resolved `path` at the time of opening. A removed file is written to `place` again; if that name is
-    taken, to another name in the same folder; if the folder is gone, to the nearest existing parent folder.
+    A removed file is written again to `place`, the resolved `path` at the time of opening, if nothing is there now.
     """
     is_there = is_at(path, file)
     if is_there is None:
@@ -57,7 +54,11 @@ def check_file(file: BinaryIO, *, path: Path, place: Path, num_bytes: int) -> No
     if not has_name(file):
         raise _removed(file, path=path, place=place)
     if not is_there:
-        raise _moved(file, path=path)
+        raise RecordFileLostError(
+            f"`{path}` was moved or replaced while this run wrote into it: its {_num_records(file):,} records are "
+            f"in {_present_name(file)}",
+            hint=f"move that file to where --out names it, or name it as --out; then {_GO_ON}",
+        )
     found = os.fstat(file.fileno()).st_size
     if found != num_bytes:
         raise RecordFileLostError(
@@ -67,70 +68,31 @@ def check_file(file: BinaryIO, *, path: Path, place: Path, num_bytes: int) -> No
         )
 
 
-def _moved(file: BinaryIO, *, path: Path) -> RecordFileLostError:
-    name = Path(f"/proc/self/fd/{file.fileno()}")
+def _present_name(file: BinaryIO) -> str:
     with suppress(OSError):
-        name = name.readlink()
-    where = (
-        f"in `{name}`" if is_at(name, file) and name.parts[:2] != ("/", "proc") else "in that file, under another name"
-    )
-    return RecordFileLostError(
-        f"`{path}` was moved or replaced while this run wrote into it: its {_num_records(file):,} records are {where}",
-        hint=_MOVE_BACK,
-    )
+        name = os.readlink(f"/proc/self/fd/{file.fileno()}")
+        if is_at(Path(name), file):
+            return f"`{name}`"
+    return "that file, under another name"
 
 
 def _removed(file: BinaryIO, *, path: Path, place: Path) -> RecordFileLostError:
-    num_records = _num_records(file)
-    what = f"`{path}` was removed or replaced while this run wrote into it: its {num_records:,} records"
+    what = f"`{path}` was removed or replaced while this run wrote into it: its {_num_records(file):,} records"
     try:
-        kept = _write_again(file, place=place)
-    except OSError as error:
-        return RecordFileLostError(
-            f"{what} are lost, since they could not be written again ({error.strerror})",
-            hint="find the program that removed it; the same command asks everything again",
-        )
-    if kept == place:
-        return RecordFileLostError(
-            f"{what} were written there again", hint=f"find the program that removed it; {_GO_ON}"
-        )
-    return RecordFileLostError(f"{what} were written to `{kept}`", hint=_MOVE_BACK)
-
-
-def _write_again(file: BinaryIO, *, place: Path) -> Path:
-    """Write a removed file again, completely or not at all, and never over another file; returns its path."""
-    folder = next(folder for folder in place.parents if folder.is_dir())
-    others = (f"{place.stem}.rescued-{number}{place.suffix}" for number in itertools.count(1))
-    names = itertools.chain([place.name], others) if folder == place.parent else others
-    copy = create_partial(folder / place.name, is_private=True)
-    beside = Path(copy.name)
-    try:
-        with copy:
+        with open(place, "xb") as copy:
+            take_lock(copy)
+            os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
             file.seek(0)
             shutil.copyfileobj(file, copy, 2**20)
             copy.flush()
             os.fsync(copy.fileno())
-            if folder == place.parent:
-                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(file.fileno()).st_mode))
-        kept = next(folder / name for name in names if _takes_name(beside, folder / name))
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()
-    sync_folder(folder)
-    return kept
-
-
-def _takes_name(file: Path, name: Path) -> bool:
-    """Give a file this name; False if the name is taken."""
-    try:
-        os.link(file, name)
-    except FileExistsError:
-        return False
-    except OSError:  # the file system has no links
-        if os.path.lexists(name):
-            return False
-        file.rename(name)
-    return True
+        sync_folder(place.parent)
+    except OSError as error:
+        return RecordFileLostError(
+            f"{what} could not be written there again ({error.strerror})",
+            hint="find the program that removed it; the same command asks again what is missing there",
+        )
+    return RecordFileLostError(f"{what} were written there again", hint=f"find the program that removed it; {_GO_ON}")
 
 
 def _num_records(file: BinaryIO) -> int:

@@ -1,4 +1,4 @@
-"""`export om`: converts ONNX to OM with ATC, or prints the command for another machine and adopts its result."""
+"""`export om`: converts ONNX to OM with ATC, or prints the command for another machine."""
 
 import os
 import shlex
@@ -16,17 +16,15 @@ from llama_adapter.runtime.graphs.atc import (
     AtcRequest,
     AtcSettings,
     DimsRequest,
-    adopt_om,
     command,
     make_om,
     plan,
     plan_dims,
 )
-from llama_adapter.runtime.graphs.defaults import PRECISION_MODE
 from llama_adapter.runtime.graphs.gears import parse_gear
 from llama_adapter.runtime.graphs.graph import Graph, read_graph
 from llama_adapter.runtime.graphs.lint import lint_graph
-from llama_adapter.runtime.graphs.sidecar import check_om_path, sidecar_path
+from llama_adapter.runtime.graphs.sidecar import check_om_path
 from llama_adapter.runtime.graphs.toolkit import detect_soc_version, find_atc
 from llama_adapter.runtime.locking import locked_output
 from llama_adapter.vision.card import EncoderCard
@@ -34,14 +32,13 @@ from llama_adapter.vision.card import EncoderCard
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OmJob:
-    """One run of `export om`. With `adopt`, an OM that ATC made elsewhere with these settings, nothing is converted."""
+    """One run of `export om`."""
 
     onnx: str
     settings: AtcSettings  # if they name no chip, the chip of this machine is used
     sizes: Sequence[str] = ()  # gears such as R=1,S=256, for a graph with several dynamic sizes, such as a decoder
     out: str | None = None  # None: next to the ONNX file, with its name
     print_command: bool = False
-    adopt: str | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -49,22 +46,12 @@ class OmJob:
             raise ValueError(f"out must end in a file's name, such as folder/clip, got {self.out!r}")
         for text in self.sizes:
             parse_gear(text)
-        if self.sizes and (self.settings.gears or self.adopt is not None):
-            raise ValueError("sizes exclude gears and adopt")
-        if self.adopt is None:
-            return
-        if not self.adopt:
-            raise ValueError("adopt is empty: name the OM file")
-        if self.out is not None or self.print_command:
-            raise ValueError("adopt takes an OM as it is, and excludes out and print_command")
-        if not self.settings.gears and len(set(self.settings.batch_sizes)) != 1:
-            raise ValueError(
-                "adopt needs the one number of batch_sizes that the OM was made for, or gears with all of them"
-            )
+        if self.sizes and self.settings.gears:
+            raise ValueError("sizes exclude gears")
 
 
 def run_export_om(job: OmJob) -> None:
-    """Lint and convert a file, or print the command lines, or adopt an OM.
+    """Lint and convert a file, or print the command lines.
 
     Raises UsageError if an output file exists already, and GraphError if the lint or ATC refuses the file.
     """
@@ -72,9 +59,6 @@ def run_export_om(job: OmJob) -> None:
     if graph.card is not None:
         EncoderCard.from_graph(graph.card, file=job.onnx)
     requests = _plan(job, graph)
-    if job.adopt is not None:
-        _adopt(requests[0], force=job.force)
-        return
     for request in requests:
         check_om_path(request.output)  # InferSession would refuse it later
     complaints = lint_graph(graph, has_dims=bool(job.sizes))
@@ -93,8 +77,8 @@ def run_export_om(job: OmJob) -> None:
         refuse_to_replace([request.output for request in requests], force=job.force)
         check_place(requests[0].output, shown=str(requests[0].output))
         atc = find_atc()
-        if not job.sizes:  # a decoder's side-car identifies its files by marks instead
-            _tell_of_foreign(graph)
+        if not job.sizes and graph.card is None:  # a decoder's side-car identifies its files by marks instead
+            tell(f"`{graph.path}` was not exported here: so later checks cannot compare its weights with a model's")
         for request in requests:
             _convert(request, atc=atc)
         if not job.sizes:
@@ -113,8 +97,7 @@ def _plan(job: OmJob, graph: Graph) -> Sequence[AtcRequest | DimsRequest]:
                 hint=f"export it again with `llama-adapter export decoder --format {FOR_ATC}`",
             )
         return [plan_dims(graph, output, settings, [parse_gear(text) for text in job.sizes])]
-    requests = plan(graph, output, settings)
-    return requests if job.adopt is None else [replace(requests[0], output=Path(job.adopt))]
+    return plan(graph, output, settings)
 
 
 def _convert(request: AtcRequest | DimsRequest, *, atc: Path) -> None:
@@ -132,29 +115,5 @@ def _convert(request: AtcRequest | DimsRequest, *, atc: Path) -> None:
 def _print_commands(job: OmJob, requests: Sequence[AtcRequest | DimsRequest]) -> None:
     for request in requests:
         give(shlex.join(["atc", *command(request)]))
-        if isinstance(request, AtcRequest):  # the side-car of others needs the weights, so they are converted there
-            tell(f"afterwards: {shlex.join(['llama-adapter', 'export', 'om', *_adopting(job, request)])}")
-
-
-def _adopting(job: OmJob, request: AtcRequest) -> list[str]:
-    """The arguments that adopt the OM of `request` once it exists."""
-    arguments = [job.onnx, "--adopt", str(request.output), "--batch-sizes", ",".join(map(str, request.batch_sizes))]
-    settings = request.settings
-    arguments += ["--gears"] * settings.gears + ["--soc-version", str(settings.soc_version)]
-    if settings.precision_mode != PRECISION_MODE:
-        arguments += ["--precision-mode", settings.precision_mode]
-    return [*arguments, *(f"--atc-flag={flag}" for flag in settings.extra)]
-
-
-def _adopt(request: AtcRequest | DimsRequest, *, force: bool) -> None:
-    refuse_to_replace([sidecar_path(request.output)], force=force, other="")
-    _tell_of_foreign(request.graph)
-    made = adopt_om(request)
-    tell(f"wrote `{sidecar_path(made)}`, and the OM's mode is 640")
-    give(str(request.output))
-    tell(told_next(request.output))
-
-
-def _tell_of_foreign(graph: Graph) -> None:
-    if graph.card is None:
-        tell(f"`{graph.path}` was not exported here: so later checks cannot compare its weights with a model's")
+    if job.sizes or job.settings.gears:
+        tell("such an OM needs its side-car, which is written by a run on the machine with ATC without --print-command")

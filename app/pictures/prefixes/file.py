@@ -64,9 +64,9 @@ class Encoding:
     precision: Precision  # of the encoder's weights
     exif: Literal["upright", "ignore"]
     reading: Literal["exact", "fast"]
+    transparency: Transparency
     encoder: str | None  # identity of an exported encoder; None: the model's own weights
     keeps: Kept = "queries"
-    transparency: Transparency | Literal["unknown"] = "unknown"  # in files of earlier versions
 
     def __post_init__(self) -> None:
         for name, known in (
@@ -74,7 +74,7 @@ class Encoding:
             ("precision", tuple(PRECISIONS)),
             ("exif", ("upright", "ignore")),
             ("reading", ("exact", "fast")),
-            ("transparency", ("unknown", *get_args(Transparency))),
+            ("transparency", get_args(Transparency)),
             ("keeps", get_args(Kept)),
         ):
             if (value := getattr(self, name)) not in known:
@@ -84,9 +84,8 @@ class Encoding:
 
     @property
     def reading_of_pictures(self) -> dict[str, Any]:
-        """The fields of a `CaptionerSpec` that say how pictures were read. Ids of records take "unknown" as "white"."""
-        transparency = "white" if self.transparency == "unknown" else self.transparency
-        return {"exif": self.exif, "reading": self.reading, "transparency": transparency}
+        """The fields of a `CaptionerSpec` that say how pictures were read."""
+        return {"exif": self.exif, "reading": self.reading, "transparency": self.transparency}
 
     @property
     def card(self) -> "EncoderCard":
@@ -106,7 +105,7 @@ class Encoding:
         """Inverse of `to_json`. Raises ValueError for invalid content and for another version."""
         from llama_adapter.vision.card import read_vision_config
 
-        values = {"transparency": "unknown", **read_object(text)}
+        values = read_object(text)
         take_version(values, _VERSION)
         check_fields(values, _FIELDS, what="the encoding")
         check_mapping(values["fingerprint"], str, what="fingerprint")

@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from llama_adapter.runtime.digests import file_digest
 from llama_adapter.runtime.errors import GraphError
 from llama_adapter.runtime.explanation import first_that_fits, read_explanations
-from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, adopt_om, command, explain_failure, make_om, plan
+from llama_adapter.runtime.graphs.atc import AtcRequest, AtcSettings, command, explain_failure, make_om, plan
 from llama_adapter.runtime.graphs.card import METADATA_KEY, GraphCard
 from llama_adapter.runtime.graphs.graph import read_graph
 from llama_adapter.runtime.graphs.sidecar import read_sidecar, sidecar_path
@@ -243,30 +242,6 @@ def test_an_interrupt_ends_atc_and_the_compiler_that_it_runs(
         make_om(planned(file, tmp_path / "clip")[0], atc=atc, tick=interrupt)
 
     assert ends(int((tmp_path / "pid").read_text()))
-
-
-@pytest.mark.parametrize("gears", [False, True])
-def test_an_adopted_om_gets_the_same_side_car_and_mode(file: Path, atc: Path, tmp_path: Path, gears: bool) -> None:
-    request, here = (planned(file, tmp_path / name / "clip", gears=gears)[0] for name in ("there", "here"))
-    (tmp_path / "there").mkdir()
-    subprocess.run([atc, *command(request)], check=True, cwd=tmp_path, capture_output=True)
-    request.output.chmod(0o666)
-
-    made = adopt_om(request)
-
-    assert made == request.output
-    assert stat.S_IMODE(made.stat().st_mode) == 0o640
-    assert read_sidecar(made) == read_sidecar(make_om(here, atc=atc))
-
-
-def test_an_om_that_the_runtime_refuses_is_not_adopted(file: Path, tmp_path: Path) -> None:
-    request = planned(file, tmp_path / "clip")[0]
-    request.output.symlink_to(file)
-
-    with pytest.raises(GraphError, match="symbolic link"):
-        adopt_om(request)
-
-    assert not sidecar_path(request.output).exists()
 
 
 # Every known failure of ATC has an explanation

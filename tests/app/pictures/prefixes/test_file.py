@@ -5,14 +5,13 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from syrupy.assertion import SnapshotAssertion
 
-from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.pictures.prefixes.file import (
     Encoding,
     PrefixFileError,
@@ -26,7 +25,6 @@ from llama_adapter.app.pictures.prefixes.file import (
 from llama_adapter.llm.config import DecoderConfig
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.errors import PictureError
-from llama_adapter.vision.formats import Transparency
 
 Q, D = 3, 8
 ENCODING = Encoding(
@@ -41,6 +39,7 @@ ENCODING = Encoding(
     precision="float",
     exif="upright",
     reading="exact",
+    transparency="white",
     encoder=None,
 )
 DIGESTS = ("1" * 64, "2" * 64)
@@ -79,15 +78,6 @@ def test_rows_read_back_exactly(dtype: str, keeps: Any, tmp_path: Path) -> None:
         assert read.tensors.keys() == picture.tensors.keys()
         for name, tensor in picture.tensors.items():
             np.testing.assert_array_equal(read.tensors[name], tensor)
-
-
-def test_records_of_earlier_files_keep_their_ids() -> None:
-    """Files of early versions do not say what transparent pixels show, and ids of their records do not either."""
-    values = json.loads(ENCODING.to_json())
-    del values["transparency"]
-    early = Encoding.from_json(json.dumps(values))
-    assert early.reading_of_pictures["transparency"] == CaptionerSpec().transparency
-    assert early not in (replace(ENCODING, transparency=told) for told in get_args(Transparency))
 
 
 def test_other_programs_read_the_file(tmp_path: Path) -> None:
