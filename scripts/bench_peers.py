@@ -1,6 +1,6 @@
 """Compares our engine with other programs, and writes docs/peers.json and docs/peers.md.
 
-Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision sight] ...
+Usage: python -m scripts.bench_peers [--threads N] [--sizes 1B 160M ViT-L/14] [--sections decode job vision] ...
 
 For another processor than that of docs/peers.md, `--processor zen4` makes the page docs/peers-zen4.md. With `--device
 cuda --processor h100`, or `h200`, a GPU is measured. With `--on cpu` in addition, the CPU stands in for it, which only
@@ -21,12 +21,12 @@ from scripts.pages import render
 from scripts.peers.gpus import gpu_here
 from scripts.peers.results import PROCESSORS, Results, from_json, to_json
 from scripts.peers.rounds import Plan, run_rounds
-from scripts.peers.sizes import DECODERS, ENCODERS, SIGHTS
+from scripts.peers.sizes import DECODERS, ENCODERS
 from scripts.peers.table import DEVICES, engine_names
 
 CHOICES = {
     "processor": PROCESSORS,
-    "sizes": (*DECODERS, *ENCODERS, *SIGHTS),
+    "sizes": (*DECODERS, *ENCODERS),
     "sections": Plan.sections,
     "device": DEVICES,
     "engines": engine_names(),
