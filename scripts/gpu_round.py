@@ -44,9 +44,8 @@ from typing import Literal
 import torch
 
 from llama_adapter.app.jobs.report import circumstances, load_average
-from scripts.bench import positive
 from scripts.bench_peers import load
-from scripts.common import DOCS, ROOT, add_out, parser_of, tell
+from scripts.common import DOCS, ROOT, add_out, parser_of, positive, tell
 from scripts.pages.render import read, save
 from scripts.peers.goals import GOALS, LARGE_JOB, reached
 from scripts.peers.gpus import GPUS, gpu_here

@@ -25,8 +25,7 @@ from torch import profiler
 
 from llama_adapter.app.captioning.parts import Parts
 from llama_adapter.runtime.devices import open_backend
-from scripts.bench import positive
-from scripts.common import parser_of
+from scripts.common import parser_of, positive
 from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
 from scripts.peers.sizes import CONTEXT, NUM_PROMPT_TOKENS, job_ends, prompt_ids
 from scripts.peers.table import chosen_engines

@@ -8,7 +8,7 @@ Usage: python -m scripts.pages.render [NAME ...]
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def render(name: str, figures: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"f": _number, "spread": _spread, "cell": _cell}
+    environment.filters |= {"f": _number, "cell": _cell}
     page = environment.get_template(template_of(name)).render(_context(name, figures))
     return re.sub(r"\n{3,}", "\n\n", page).strip("\n") + "\n"
 
@@ -52,13 +52,6 @@ def save(name: str, figures: Any, folder: Path = DOCS) -> None:
     with atomic_write(folder / f"{name}.json") as file:
         file.write((as_text(figures) + "\n").encode())
     write(name, figures, folder)
-
-
-def save_part(name: str, part: str, figures: Any, folder: Path = DOCS) -> None:
-    """Replace one part of the figures, keep the others, and write both files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = read(name, folder) if (folder / f"{name}.json").exists() else {}
-    save(name, {**whole, part: figures}, folder)
 
 
 def as_text(value: object, indent: str = "") -> str:
@@ -90,12 +83,6 @@ def _number(value: object, spec: str, unit: str = "") -> str:
     """`value` by a Python format specification; None is a dash."""
     str(value)  # raises UndefinedError for a missing figure
     return "-" if value is None else f"{value:{spec}}{unit}"
-
-
-def _spread(values: Iterable[float], spec: str) -> str:
-    """Least and greatest value."""
-    ordered = sorted(values)
-    return f"{ordered[0]:{spec}} to {ordered[-1]:{spec}}"
 
 
 def _cell(value: object) -> str:

@@ -41,8 +41,7 @@ from scripts.peers.measuring import Encode, MemoryReader, measure_decoder, measu
 from scripts.peers.ours import OurDecoder, OurJob, open_parts, use_tuning
 from scripts.peers.packages import MissingPackage, versions
 from scripts.peers.reference import ReferenceJob
-from scripts.peers.sight import FORMS, HuggingFaceSight, OurSight, measure_sight
-from scripts.peers.sizes import ENCODERS, SIGHTS, job_ends, num_steps
+from scripts.peers.sizes import ENCODERS, job_ends, num_steps
 from scripts.peers.table import ENGINES, Figure, Reply, Task
 from scripts.peers.weights import (
     bare_tower,
@@ -151,9 +150,6 @@ def _measure(task: Task, opened: Any) -> Iterator[Figure]:
             return
         case "job":
             figures = (_measure_job(opened, batch, rehearse=rehearse) for _, batch in task.rungs)
-        case "sight":
-            ids = Path(task.work) / task.size / "ids-float32.json" if task.engine.precision == "float" else None
-            figures = (figure for _, count in task.rungs for figure in measure_sight(opened, count, exact=ids))
         case "decode":
             # llama.cpp's threads spin for longer than a step and would disturb the reading of memory.
             is_read = task.engine.program == "ours" and not rehearse
@@ -199,8 +195,6 @@ def _ceilings(task: Task) -> Iterator[Figure]:
     backend, size = open_backend(task.device), task.size
     started = time.perf_counter()
     yield _ceiling("read", measure_bandwidth(backend), started=started)
-    if size in SIGHTS:
-        return
     is_encoder = size in ENCODERS
     shapes = encoder_shapes(bare_tower(size)) if is_encoder else decoder_shapes(decoder_sizes(size))
     ours = [one for one in ENGINES if one.program == "ours" and one.device == task.engine.device]
@@ -352,8 +346,6 @@ OPENERS: Mapping[tuple[str, str], Callable[[Task], Any]] = {
     ("decode", "vllm"): _vllm,
     ("job", "ours"): _our_job,
     ("job", "reference"): _reference_job,
-    ("sight", "ours"): lambda task: OurSight(_file(task), task.engine, num_rows=task.num_rows),
-    ("sight", "hf"): lambda task: HuggingFaceSight(_file(task), FORMS[task.size]),
     ("vision", "ours"): _our_vision,
     ("vision", "hf"): _huggingface_vision,
     ("vision", "hf-compiled"): lambda task: _huggingface_vision(task, is_compiled=True),

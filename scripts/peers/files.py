@@ -14,9 +14,7 @@ from scripts.peers.exported import export_tower, quantise_onnx, quantise_openvin
 from scripts.peers.huggingface import llama_config
 from scripts.peers.llama_cpp import Quantisation, quantise_gguf
 from scripts.peers.packages import require
-from scripts.peers.sight import save_random
 from scripts.peers.sizes import place_of
-from scripts.peers.table import SIGHT_FOLDER
 from scripts.peers.weights import (
     bare_tower,
     decoder_sizes,
@@ -115,7 +113,6 @@ _MAKERS: Mapping[str, Callable[[Path, str], None]] = {
     "bf16.gguf": _write_bf16,
     "config.json": _write_config,
     "tokens.onnx": _write_tower,
-    SIGHT_FOLDER: save_random,
 }
 # File -> the file that it is made from, and how: source, target, number of threads.
 _CONVERSIONS: Mapping[str, tuple[str, Callable[[Path, Path, int], None]]] = {

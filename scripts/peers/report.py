@@ -7,7 +7,7 @@ from typing import Any
 from llama_adapter.app.models.roofline import NumberSizes, Work, encoder_work, prefill_work, step_work
 from llama_adapter.runtime.devices import DTYPES
 from scripts.peers.results import Results, Row, from_json
-from scripts.peers.sizes import JOB_ENDS, NUM_ANSWER_TOKENS, NUM_PROMPT_TOKENS, NUM_SIGHT_PICTURES, num_steps
+from scripts.peers.sizes import JOB_ENDS, NUM_PROMPT_TOKENS, num_steps
 from scripts.peers.table import ENGINES, Device, Engine
 from scripts.peers.targets import TARGETS, check
 from scripts.peers.weights import bare_tower, decoder_sizes
@@ -22,10 +22,6 @@ PARTS = {
     "prefill": ("Prefill", "tokens/s"),
     "vision": ("Pictures", "pictures/s"),
     "job": ("Caption jobs", "pictures/s"),
-    "sight": ("Pictures as tokens", "pictures/s"),
-    "sight-encoder": ("Pictures as tokens: encoder and connector", "pictures/s"),
-    "sight-prefill": ("Pictures as tokens: prefill", "tokens/s"),
-    "sight-decode": ("Pictures as tokens: decode", "tokens/s"),
 }
 
 
@@ -71,7 +67,7 @@ def share_of(row: Row, results: Results) -> Share | None:
 
 def _engine(part: str, name: str, *, device: Device) -> Engine | None:
     """The engine of a row; None for a ceiling."""
-    wanted = ("decode" if part == "prefill" else part.partition("-")[0], name, device)
+    wanted = ("decode" if part == "prefill" else part, name, device)
     return next((one for one in ENGINES if (one.section, one.name, one.device) == wanted), None)
 
 
@@ -94,9 +90,6 @@ def page_context(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "num_prompt_tokens": NUM_PROMPT_TOKENS,
         "job_ends": JOB_ENDS,
-        "sights": sorted({row.size for row in results.rows if row.part == "sight"}),
-        "num_sight_pictures": NUM_SIGHT_PICTURES,
-        "num_answer_tokens": NUM_ANSWER_TOKENS,
         "processor": results.processor,
         "device": results.device,
         "page": results.page,

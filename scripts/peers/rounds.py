@@ -19,8 +19,6 @@ from scripts.peers.sizes import (
     ENCODERS,
     JOB_ENCODERS,
     JOB_ENDS,
-    NUM_SIGHT_PICTURES,
-    SIGHTS,
     SMALL_JOB,
     place_of,
 )
@@ -47,7 +45,7 @@ _LEAST_S = 15.0  # with less time left, no engine is started
 class Plan:
     """What a run measures, as plain values."""
 
-    sections: Annotated[tuple[Section, ...], "sections to measure"] = ("decode", "job", "vision", "sight")
+    sections: Annotated[tuple[Section, ...], "sections to measure"] = ("decode", "job", "vision")
     sizes: Annotated[tuple[str, ...], "sizes of models"] = ("1B", "160M", "ViT-L/14")
     engines: Annotated[tuple[str, ...], "engines to measure"] = tuple(
         name for name in engine_names() if name not in TUNED
@@ -71,7 +69,7 @@ class Plan:
         The ceilings are those of our engines that are measured: one of another type may take a machine long.
         """
         for size in self.sizes:
-            tasks = list(self._tasks("sight" if size in SIGHTS else "vision" if size in ENCODERS else "decode", size))
+            tasks = list(self._tasks("vision" if size in ENCODERS else "decode", size))
             ceilings = dict.fromkeys(task.engine.ceiling for task in tasks if task.engine.program == "ours")
             yield replace(self._task(MACHINES[self.device], size), ceilings=tuple(ceilings))
             yield from tasks
@@ -95,7 +93,6 @@ class Plan:
             "decode": [*prefills, *(("decode", batch) for batch in batches)],
             "job": [("job", count) for count in self.job_sizes if (count > SMALL_JOB) == (engine.slots is not None)],
             "vision": [("vision", batch) for batch in batches],
-            "sight": [("sight", NUM_SIGHT_PICTURES)],
         }
         return Task(
             engine=engine,

@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-Part = Literal[
-    "decode", "prefill", "job", "vision", "ceiling", "sight", "sight-encoder", "sight-prefill", "sight-decode"
-]
+Part = Literal["decode", "prefill", "job", "vision", "ceiling"]
 
 # As named in app/models/random_model.py; `vit-tiny` is the encoder of its tiny decoder.
 DECODERS = (
@@ -15,10 +13,6 @@ DECODERS = (
     *("SmolLM2-135M", "SmolLM2-360M", "Qwen2.5-0.5B", "TinyLlama", "Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B"),
 )
 ENCODERS = ("vit-tiny", "ViT-L/14", "ViT-B/32", "ViT-L/14@336", "SigLIP-base")
-# Models that see pictures as tokens; see `scripts.peers.sight`.
-SIGHTS = ("sight-tiny", "SmolVLM-256M", "SmolVLM-500M")
-NUM_SIGHT_PICTURES = 4
-NUM_ANSWER_TOKENS = 24  # of each picture's answer in their jobs
 # Encoders of caption jobs, by decoder.
 JOB_ENCODERS: Mapping[str, tuple[str, ...]] = {
     "tiny": ("vit-tiny",),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from llama_adapter.runtime.schemes import OperatorChoice, Precision
 from scripts.peers.sizes import ENCODERS, Part
 
-Section = Literal["machine", "decode", "job", "vision", "sight"]  # what one child process measures
+Section = Literal["machine", "decode", "job", "vision"]  # what one child process measures
 Device = Literal["cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 Rung = tuple[Part, int]  # a figure to measure: a part, at a batch size
@@ -98,7 +98,6 @@ def _ours(section: Section) -> tuple[Engine, ...]:
     )
 
 
-SIGHT_FOLDER = "smolvlm"  # the file of a model that sees pictures as tokens
 _GROWING = "eager, growing cache"
 _DYNAMIC = "dynamic quantisation"
 _NNCF = "post-training quantisation by NNCF"
@@ -120,9 +119,6 @@ _ON_CPU: tuple[Engine, ...] = (
     Engine("onnxruntime-int8", "vision", "onnxruntime", precision="int8", file="tokens-int8.onnx", note=_DYNAMIC),
     Engine("openvino-float32", "vision", "openvino", file="tokens.onnx"),
     Engine("openvino-int8", "vision", "openvino", precision="int8", file="tokens-int8.xml", note=_NNCF),
-    Engine("ours-float32", "sight", "ours", file=SIGHT_FOLDER),
-    Engine("hf-float32", "sight", "hf", file=SIGHT_FOLDER, note="eager"),
-    Engine("ours-int8", "sight", "ours", precision="int8", file=SIGHT_FOLDER),
 )
 
 

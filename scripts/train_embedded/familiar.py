@@ -23,9 +23,8 @@ from scripts.train_embedded.pictures import FAMILIAR_SEED
 from scripts.train_embedded.render import Pixels, draw_scene
 from scripts.train_embedded.world import sample_scene
 
-# Second numbers of the seeds: for the fit, for the threshold, for scores of the world, and for scores of other
-# pictures.
-FIT, THRESHOLD, FRESH, OTHERS = 0, 1, 2, 3
+# Second numbers of the seeds: for the fit, for the threshold, and for pictures that are in neither.
+FIT, THRESHOLD, FRESH = 0, 1, 2
 QUANTILE: Final = 0.99
 LEAST_SHARE: Final = 0.01  # lower bound of a direction's variance, as a share of the mean variance
 PRECISIONS: Final[tuple[Precision, ...]] = ("float", "int8")  # in which encoders can tell

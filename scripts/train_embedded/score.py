@@ -1,8 +1,11 @@
 """Scores a bundle through the product's Captioner: fresh pictures, greedy answers, exact match after strip.
 
+Usage: python -m scripts.train_embedded.score [--model BUNDLE] [--pictures N] [--seed N], which prints JSON.
+
 Questions are asked in the known words, and in the words of the two held-out lists, which training never uses.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,9 @@ from PIL import Image
 from llama_adapter.app.captioning.captioner import Captioner
 from llama_adapter.app.captioning.tasks.answers import Answer
 from llama_adapter.app.captioning.work_items import WorkItem, WorkQuestion
+from llama_adapter.app.models.resources import embedded_model
 from llama_adapter.llm.engine.sampling_params import SamplingParams
+from scripts.common import parser_of, positive
 from scripts.train_embedded.grammar import OUTSIDE_ANSWER
 from scripts.train_embedded.held_out import (
     SECOND_LIST,
@@ -161,8 +166,6 @@ def score(bundle: Path, *, num_pictures: int, seed: int) -> dict[str, Any]:
         "scores": grade(answers),
         "asked": num_asked(answers),
         "never_drawn_pairs": grade(answer_all(captioner, pairs)),
-        "num_sentences": sum(map(len, SENTENCES.values())),
-        "num_second_list": sum(map(len, SECOND_LIST.values())),
         "asked_in_new_words": num_asked(others["second_list_new"]),
         "asked_in_other_words": num_asked(others["other_words"]),
         **{name: grade(other) for name, other in others.items()},
@@ -182,3 +185,16 @@ def wrong(answers: Answers) -> list[dict[str, str]]:
         for question, answer in answers
         if answer.strip() != question.answer
     ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__)
+    parser.add_argument("--model", type=Path, default=embedded_model(), help="bundle to score")
+    parser.add_argument("--pictures", type=positive(int), default=500, help="fresh pictures (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=2, help="of the pictures (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    print(json.dumps(score(options.model, num_pictures=options.pictures, seed=options.seed), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.service_bench.process import ServerProcess
 from tests.app.serving.http_api.requests import data_uri
 from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.server_process import ServerProcess
 from tests.clients.environments import CLIENTS, NODE, ROOT, Client
 
 PICTURE = sample_pictures() / "01-yellow-moon-green-cross.png"

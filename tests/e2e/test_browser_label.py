@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.service_bench.process import ServerProcess
+from tests.app.serving.server_process import ServerProcess
 from tests.app.serving.web.browser import SAMPLES, Browser, expect, is_in_window
 
 pytestmark = pytest.mark.slow

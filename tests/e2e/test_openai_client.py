@@ -20,10 +20,10 @@ from llama_adapter.app.serving.http_api.guards import GuardSettings
 from llama_adapter.app.serving.http_api.metrics import Metrics
 from llama_adapter.app.serving.online.service import Service
 from llama_adapter.app.serving.online.types import ServiceLimits
-from scripts.service_bench.process import ServerProcess
 from tests.app.serving.http_api.live import served
 from tests.app.serving.http_api.requests import CHAT, RED_STAR, data_uri, image, user
 from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ import pytest
 
 from llama_adapter.app.command_line.main import build_parser
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.service_bench.process import ServerProcess
 from tests.app.serving.http_api.requests import chat, data_uri, image, user
 from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.server_process import ServerProcess
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "operating"
 PICTURE = sorted(sample_pictures().glob("*.png"))[0]

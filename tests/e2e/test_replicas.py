@@ -7,6 +7,7 @@ Some tests end it or a replica. So each test gets a server with two living repli
 import asyncio
 import dataclasses
 import itertools
+import json
 import os
 import re
 import secrets
@@ -17,7 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import openai
@@ -25,12 +28,10 @@ import pytest
 
 from llama_adapter import Captioner
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.service_bench.client import Connection, Reply
-from scripts.service_bench.load import shown_outcome
-from scripts.service_bench.process import ServerProcess
-from scripts.service_bench.questions import Question, captions
 from tests.app.models.parallel.processes import descendants, listening, ranks_of
+from tests.app.serving.http_api.requests import CHAT, chat, data_uri, image, user
 from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.server_process import ServerProcess
 from tests.e2e import test_openai_client as openai_client
 
 pytestmark = pytest.mark.slow
@@ -41,6 +42,25 @@ TIMEOUT_S = 60.0
 READY = re.compile(r"replica (\S+) is ready: process (\d+) on ")
 READY_S = 180.0  # time limit for a replica to load the model
 SHORT = "How many objects are there?"
+PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix in (".png", ".jpg"))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    name: str  # of the picture
+    picture: bytes
+    prompt: str = "Generate caption of this image"
+
+
+class Reply(NamedTuple):
+    """`text` is empty unless the outcome is "answered"."""
+
+    outcome: str  # or "refused STATUS CODE", "not_accepted", "broken" after its first byte, "hung"
+    text: str = ""
+
+
+def captions() -> list[Question]:
+    return [Question(path.name, path.read_bytes()) for path in PICTURES]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -191,24 +211,53 @@ async def ask_all(
     """
     left, replies = enumerate(questions), list[tuple[str, Reply]]()
 
-    async def ask() -> None:
-        connection: Connection | None = None
-        try:
-            for index, question in left:
-                reply = Reply(outcome="not_accepted")
-                with suppress(OSError):
-                    if connection is None or not connection.is_open:
-                        connection = await Connection.open(server.host, server.port)
-                    reply = await connection.ask(question.body(stream=index % 2 == 0), timeout_s=TIMEOUT_S)
-                replies.append((question.name, reply))
-                if act is not None and len(replies) == clients:
-                    act()
-        finally:
-            if connection is not None:
-                await connection.close()
+    async def ask(client: httpx.AsyncClient) -> None:
+        for index, question in left:
+            replies.append((question.name, await reply_to(client, question, stream=index % 2 == 0)))
+            if act is not None and len(replies) == clients:
+                act()
 
-    await asyncio.gather(*(ask() for _ in range(clients)))
+    async with httpx.AsyncClient(base_url=server.url, timeout=None, trust_env=False, verify=False) as client:
+        await asyncio.gather(*(ask(client) for _ in range(clients)))
     return replies
+
+
+async def reply_to(client: httpx.AsyncClient, question: Question, *, stream: bool) -> Reply:
+    about = user(image(data_uri(question.picture)), question.prompt)
+    status, content = 0, b""
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            async with client.stream("POST", CHAT, json=chat(about, temperature=0.0, stream=stream)) as response:
+                status, content = response.status_code, await response.aread()
+    except TimeoutError:
+        return Reply("hung")
+    except httpx.TransportError:
+        return Reply("broken" if status else "not_accepted")
+    return outcome_of(status, content.decode(), is_stream=stream and status == 200)
+
+
+def outcome_of(status: int, content: str, *, is_stream: bool) -> Reply:
+    """What a whole reply says. A stream that ends neither with an error nor with `[DONE]` is "broken"."""
+    events = [event.removeprefix("data: ") for event in content.split("\n\n") if event] if is_stream else [content]
+    is_done = not is_stream or events[-1:] == ["[DONE]"]
+    parsed = [json.loads(event) for event in events if event != "[DONE]"]
+    for one in parsed:
+        if "error" in one:
+            return Reply(f"refused {status} {one['error']['code']}")
+    choices = [choice for one in parsed for choice in one["choices"]]
+    text = "".join(choice["delta" if is_stream else "message"].get("content") or "" for choice in choices)
+    return Reply("answered", text) if is_done else Reply("broken")
+
+
+def test_outcomes_of_replies_and_of_streams() -> None:
+    whole, refusal = '{"choices": [{"message": {"content": "a star"}}]}', '{"error": {"code": "busy"}}'
+    piece, lost = 'data: {"choices": [{"delta": {"content": "a "}}]}\n\n', 'data: {"error": {"code": "lost"}}\n\n'
+
+    assert outcome_of(200, whole, is_stream=False) == Reply("answered", "a star")
+    assert outcome_of(429, refusal, is_stream=False) == Reply("refused 429 busy")
+    assert outcome_of(200, piece * 2 + "data: [DONE]\n\n", is_stream=True) == Reply("answered", "a a ")
+    assert outcome_of(200, piece + lost, is_stream=True) == Reply("refused 200 lost")
+    assert outcome_of(200, piece, is_stream=True) == outcome_of(200, "", is_stream=True) == Reply("broken")
 
 
 def assert_all_have_answered(server: ServerProcess) -> None:
@@ -283,7 +332,7 @@ def lose_a_replica(
     asked = until_ready(server, num_ready + 1, questions)
     replies = ask_while(server, asked, lambda: os.kill(process, signal.SIGKILL))
 
-    outcomes = Counter(shown_outcome(reply) for _, reply in replies)
+    outcomes = Counter(reply.outcome for _, reply in replies)
     failures = {f"refused {status} {code}" for status in (200, 503) for code in codes}
     assert set(outcomes) <= {"answered", *failures}, outcomes
     # Only requests on one replica can fail, at most 8. Requests that had sent nothing yet were repeated.
@@ -342,7 +391,7 @@ def test_sigterm_answers_what_is_accepted_and_leaves_no_process(server: ServerPr
 
     replies = ask_while(server, captions() * 20, server.terminate)
 
-    outcomes = Counter(shown_outcome(reply) for _, reply in replies)
+    outcomes = Counter(reply.outcome for _, reply in replies)
     assert set(outcomes) <= {"answered", "refused 503 unavailable", "not_accepted"}, outcomes
     assert outcomes["answered"] >= 8, "what was accepted before the signal"
     assert server.wait(timeout_s=TIMEOUT_S) == 0

@@ -1,15 +1,14 @@
 """`llama-adapter serve` as a process: it prints its address, answers, and ends on a signal without losing a request."""
 
-import asyncio
 import http.client
 import itertools
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,10 @@ import httpx
 import pytest
 
 from llama_adapter.app.models.resources import sample_pictures
-from scripts.service_bench.client import CHAT, Connection, Reply, ask_once
-from scripts.service_bench.load import TIMEOUT_S, shown_outcome
-from scripts.service_bench.process import READY, ServerProcess
-from scripts.service_bench.questions import Question, captions
 from tests import bad_files
-from tests.app.serving.http_api.requests import chat, data_uri, image, user
+from tests.app.serving.http_api.requests import CHAT, chat, data_uri, image, user
 from tests.app.serving.online.waiting import wait_for
+from tests.app.serving.server_process import READY, ServerProcess
 
 PICTURES = sorted(path for path in sample_pictures().iterdir() if path.suffix == ".png")
 KEY = "open-sesame"
@@ -36,9 +32,12 @@ def no_key_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLAMA_ADAPTER_API_KEY", raising=False)
 
 
+def captioned(picture: bytes, **parameters: Any) -> dict[str, Any]:
+    return chat(user(image(data_uri(picture, kind="png")), "Generate caption of this image"), **parameters)
+
+
 def ask(address: str, *, picture: Path = PICTURES[0], key: str = KEY, **parameters: Any) -> httpx.Response:
-    about = user(image(data_uri(picture.read_bytes(), kind="png")), "Generate caption of this image")
-    body, headers = chat(about, **parameters), {"Authorization": f"Bearer {key}"}
+    body, headers = captioned(picture.read_bytes(), **parameters), {"Authorization": f"Bearer {key}"}
     # Without `verify=False`, certificates are read for each request.
     return httpx.post(f"{address}{CHAT}", json=body, headers=headers, timeout=60, trust_env=False, verify=False)
 
@@ -49,8 +48,7 @@ def test_nothing_accepted_is_lost_by_sigterm_under_load_and_nohup_is_respected(t
     keys.chmod(0o600)
     outcomes: list[str] = []
     begun = threading.Semaphore(0)
-    picture = bad_files.progressive_jpeg(side=1024, num_scans=200_000)
-    slow = Question(name="slow", picture=picture, prompt="What is this?").body(stream=False)
+    slow = json.dumps(captioned(bad_files.progressive_jpeg(side=1024, num_scans=200_000)))
 
     def keep_asking(number: int) -> None:
         while True:
@@ -98,25 +96,27 @@ def test_nothing_accepted_is_lost_by_sigterm_under_load_and_nohup_is_respected(t
 
 
 def test_of_twice_as_many_requests_as_fit_each_is_answered_or_refused_with_a_time_to_ask_again() -> None:
-    questions = captions()[:8]
-
-    async def ask_at_once(server: ServerProcess) -> tuple[list[Reply], list[Reply]]:
-        bodies = [question.body(stream=False) for question in questions]
-        alone = [await ask_once(server.host, server.port, body, timeout_s=TIMEOUT_S) for body in bodies]
-        connections = [await Connection.open(server.host, server.port) for _ in range(2 * 72)]  # 8 slots, 64 may wait
-        asked = (one.ask(body, timeout_s=TIMEOUT_S) for one, body in zip(connections, itertools.cycle(bodies)))
-        replies = await asyncio.gather(*asked)
-        await asyncio.gather(*(one.close() for one in connections))
-        return alone, replies
+    bodies = [json.dumps(captioned(path.read_bytes(), temperature=0.0)) for path in PICTURES[:8]]
 
     with ServerProcess() as server:
-        alone, replies = asyncio.run(ask_at_once(server))
+        alone = [ask(server.url, picture=path, temperature=0.0).json()["choices"] for path in PICTURES[:8]]
+        connections = [http.client.HTTPConnection(server.host, server.port, timeout=60) for _ in range(2 * 72)]
+        for one in connections:
+            one.connect()
+        for one, body in zip(connections, itertools.cycle(bodies)):  # 8 slots, 64 may wait
+            one.request("POST", CHAT, body, {"Content-Type": "application/json"})
+        replies = [one.getresponse() for one in connections]
+        contents = [json.load(reply) for reply in replies]
+        for one in connections:
+            one.close()
 
-    outcomes = Counter(map(shown_outcome, replies))
-    assert outcomes.keys() <= {"answered", "refused 429 busy", "refused 503 unavailable"}
-    assert 64 <= outcomes["answered"] < len(replies)
-    assert all(reply.text == alone[at % 8].text for at, reply in enumerate(replies) if reply.outcome == "answered")
-    assert all(int(reply.headers["retry-after"]) >= 1 for reply in replies if reply.outcome == "refused")
+    answered = {at: contents[at]["choices"] for at, reply in enumerate(replies) if reply.status == 200}
+    refused = {at: reply for at, reply in enumerate(replies) if reply.status != 200}
+    reasons = {(reply.status, contents[at]["error"]["code"]) for at, reply in refused.items()}
+    assert reasons <= {(429, "busy"), (503, "unavailable")}
+    assert 64 <= len(answered) < len(replies)
+    assert all(choices == alone[at % 8] for at, choices in answered.items())
+    assert all(int(reply.headers["retry-after"]) >= 1 for reply in refused.values())
 
 
 def test_no_request_is_lost_by_ctrl_c_if_stderr_is_closed() -> None:

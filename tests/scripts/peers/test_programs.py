@@ -5,9 +5,7 @@ vLLM's engine is made up: it has the calls of the real one, and its rows count t
 
 import dataclasses
 import importlib
-import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,15 +22,13 @@ from llama_adapter.llm.engine.sampling_params import SamplingParams
 from llama_adapter.llm.weights.names import half_split
 from llama_adapter.runtime.devices import open_backend
 from llama_adapter.vision.encoder import encoder_from_state
-from scripts.peers.child import answer
 from scripts.peers.files import gguf_tensors, write_gguf
 from scripts.peers.huggingface import CacheKind, HuggingFaceDecoder, HuggingFaceVision
 from scripts.peers.measuring import DecoderEngine
 from scripts.peers.ours import OurDecoder
 from scripts.peers.packages import MissingPackage
 from scripts.peers.reference import ReferenceLoop
-from scripts.peers.sizes import NUM_ANSWER_TOKENS, NUM_SIGHT_PICTURES, prompt_ids
-from scripts.peers.table import Task, chosen_engines
+from scripts.peers.sizes import prompt_ids
 from scripts.peers.vllm import Vllm
 from scripts.peers.weights import bare_tower, decoder_sizes, decoder_state, encoder_state
 from tests.bounds import Float64, difference, spread
@@ -177,28 +173,6 @@ def test_the_reference_loop_gives_the_greedy_tokens_of_our_engine(lengths: tuple
 
     # Like the reference, the loop ends with its longest row, so rows with shorter prompts get more tokens.
     assert [row[:NUM_NEW_TOKENS] for row in rows] == ours
-
-
-OURS, HUGGING_FACE = (chosen_engines([name], "sight")[0] for name in ("ours-float32", "hf-float32"))
-
-
-def test_both_programs_give_the_same_ids_or_the_second_fails(tmp_path: Path) -> None:
-    rungs = (("sight", NUM_SIGHT_PICTURES),)
-    task = Task(engine=OURS, size="sight-tiny", work=str(tmp_path), threads=1, rungs=rungs, num_rows=NUM_SIGHT_PICTURES)
-
-    for engine in (OURS, HUGGING_FACE):
-        reply = answer(replace(task, engine=engine))
-        assert reply.problem == "", reply.reason
-        parts = ["sight", "sight-encoder", "sight-prefill", "sight-decode"]
-        assert [figure.part for figure in reply.figures] == parts
-        assert all(figure.rate > 0 for figure in reply.figures)
-
-    file = tmp_path / "sight-tiny" / "ids-float32.json"
-    ids = json.loads(file.read_text())
-    assert [len(one) for one in ids] == [NUM_ANSWER_TOKENS] * NUM_SIGHT_PICTURES
-    assert len(set(map(tuple, ids))) == NUM_SIGHT_PICTURES  # the pictures or the questions matter
-    file.write_text(json.dumps(ids[::-1]))
-    assert "differ" in answer(replace(task, engine=HUGGING_FACE)).reason
 
 
 class MadeUpEngine:

@@ -14,8 +14,8 @@ import pytest
 from llama_adapter.runtime.devices import triton_calls
 from llama_adapter.runtime.devices.triton_calls import TUNINGS, Tuning
 from scripts import gpu_round
-from scripts.bench import parse_settings
-from scripts.bench_peers import CHOICES, load, main, save
+from scripts.bench_peers import load, main, parse, save
+from scripts.common import DOCS
 from scripts.pages.render import PAGES, read, render
 from scripts.peers import processes
 from scripts.peers.child import OPENERS, answer
@@ -263,7 +263,15 @@ def test_run_without_any_engine_fails(tmp_path: Path, monkeypatch: pytest.Monkey
     assert main([*flags, *places, "--engines", "ours-float32"]) == 0
 
 
-@pytest.mark.parametrize("flags", ["--rounds 0", "--threads 0", "--batch-sizes 0", "--sizes 2B", "--device tpu"])
+def test_flags_replace_fields_of_the_plan(tmp_path: Path) -> None:
+    assert parse([]) == (Plan(), DOCS)
+    flags = f"--batch-sizes 2 3 --budget 0.5 --threads 2 --device cuda --out {tmp_path}"
+    assert parse(flags.split()) == (Plan(batch_sizes=(2, 3), budget=0.5, threads=2, device="cuda"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "flags", ["--rounds 0", "--budget nan", "--threads 0", "--batch-sizes 1 -1", "--sizes 2B", "--device tpu"]
+)
 def test_invalid_flags_are_usage_errors(flags: str) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(flags.split())
@@ -547,8 +555,7 @@ def test_the_round_measures_all_figures_of_every_goal(tmp_path: Path) -> None:
     measured = set[tuple[str, str, Rung]]()
     for step in gpu_round.steps("h100", toy=False, out=tmp_path):
         if step.command[1] == "scripts.bench_peers":
-            flags = step.command[2:]
-            plan, *_ = parse_settings("", flags, page="peers", full=Plan(), quick=Plan(), choices=CHOICES)
+            plan, _ = parse(step.command[2:])
             measured |= {(task.engine.name, task.size, rung) for task in plan.tasks() for rung in task.rungs}
 
     for goal in GOALS:

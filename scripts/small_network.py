@@ -1,12 +1,13 @@
 """Trains a small convolutional network from scratch for some seconds, and prints its held-out accuracy.
 
-Usage: python -m scripts.own_pictures.small_network FOLDER [--seconds 60] [--threads 2]
+Usage: python -m scripts.small_network FOLDER [--seconds 60] [--threads 2]
 
-FOLDER has the folders learn/CLASS and held/CLASS. This is what a few lines of torch reach with the same pictures.
+FOLDER has the folders learn/CLASS and held/CLASS. It says what a few lines of torch reach with pictures for `train`.
 """
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from scripts.common import parser_of
-from scripts.own_pictures.sets import Part, read_part
 
 SIDE, WIDTHS, BATCH = 64, (32, 64, 96, 128), 32
 HIGHEST_RATE, WARM_UP = 4e-3, 0.3  # of AdamW; the share of the time in which the rate rises
@@ -44,11 +44,12 @@ def augment(pixels_BCHW: Tensor) -> Tensor:
     return seen_BCHW
 
 
-def accuracy_after(seconds: float, learn: Part, held: Part, *, threads: int) -> float:
+def accuracy_after(seconds: float, learn: Path, held: Path) -> float:
     """The share of `held` that is right after training on `learn`. The rate rises and falls once, by the clock."""
-    torch.set_num_threads(threads)
     torch.manual_seed(0)
-    pixels_NCHW, labels_N, model = _pixels(learn), torch.from_numpy(learn.labels_N), network(len(learn.classes))
+    classes = sorted(path.name for path in learn.iterdir())
+    (pixels_NCHW, labels_N), (held_NCHW, held_N) = (_read(folder, classes) for folder in (learn, held))
+    model = network(len(classes))
     optimizer, order, start = torch.optim.AdamW(model.parameters()), list[Tensor](), time.perf_counter()
     while (progress := (time.perf_counter() - start) / seconds) < 1:
         order = order or list(torch.split(torch.randperm(len(labels_N)), BATCH))
@@ -59,12 +60,18 @@ def accuracy_after(seconds: float, learn: Part, held: Part, *, threads: int) -> 
         torch.autograd.backward(F.cross_entropy(model(augment(pixels_NCHW[chosen_B])), labels_N[chosen_B]))
         optimizer.step()
     with torch.no_grad():
-        return float((model.eval()(_pixels(held)).argmax(1).numpy() == held.labels_N).mean())
+        return float((model.eval()(held_NCHW).argmax(1) == held_N).float().mean())
 
 
-def _pixels(part: Part) -> Tensor:
-    small = [np.asarray(one.resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32) for one in part.pictures]
-    return torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2) / 127.5 - 1
+def _read(folder: Path, classes: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The pictures of FOLDER/CLASS/NAME, (N, C, H, W) from -1 to 1, and the numbers of their classes."""
+    paths = sorted(folder.glob("*/*"))
+    small = []
+    for path in paths:
+        with Image.open(path) as image:
+            small.append(np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float32))
+    labels_N = torch.tensor([classes.index(path.parent.name) for path in paths])
+    return torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2) / 127.5 - 1, labels_N
 
 
 if __name__ == "__main__":
@@ -73,5 +80,5 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
-    learn, held = (read_part(given.folder / name) for name in ("learn", "held"))
-    print(f"{accuracy_after(given.seconds, learn, held, threads=given.threads):.1%} right")
+    torch.set_num_threads(given.threads)
+    print(f"{accuracy_after(given.seconds, given.folder / 'learn', given.folder / 'held'):.1%} right")

@@ -1,1 +1,0 @@
-"""Measurements of `scripts.bench_service`: a server process, its clients, and what they send."""
