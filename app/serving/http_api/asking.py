@@ -34,6 +34,7 @@ class Reply(ABC, Generic[Request]):
     base_request: type[Request]  # The parameters that code reads. `Form.request` has all of them, and validates.
     id_prefix: ClassVar[str]
     places: ClassVar[tuple[str, str]]  # the fields with the picture and with the prompt, for errors
+    num_prompts: int = 1
 
     @abstractmethod
     def __init__(self, request: Request, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
@@ -103,16 +104,13 @@ class Pending:
         for one in self.answering:
             one.cancel()
 
-    async def body(self, note: Callable[[Answer], None] = lambda answer: None) -> dict[str, Any]:
-        """The body of the complete answers, each of which `note` gets. If one fails, raises its ApiError.
-
-        The others are then cancelled.
-        """
+    async def body(self, note: Callable[[int, Answer], None] = lambda number, answer: None) -> dict[str, Any]:
+        """The body of the complete answers; `note` gets each. If one fails, cancels the others and raises ApiError."""
         answers: list[Answer] = []
         try:
-            for one in self.answering:
+            for number, one in enumerate(self.answering):
                 answers.append(await one.answer())
-                note(answers[-1])
+                note(number, answers[-1])
                 if (error := answers[-1].error) is not None:
                     raise of_answer(error, place=self.reply.places[0])
         finally:

@@ -34,8 +34,8 @@ class ChoicesReply(Reply[Completing]):
 
     def __init__(self, request: Completing, asked: ChatQuestion, head: Mapping[str, Any], info: ModelInfo) -> None:
         self._head = {**head, "created": int(time.time()), "system_fingerprint": f"fp_{info.digest[:12]}"}
-        self._num_prompts, self._with_logprobs = len(asked.prompts), asked.num_logprobs is not None
-        self._num_answers = asked.num_answers * self._num_prompts
+        self.num_prompts, self._with_logprobs = len(asked.prompts), asked.num_logprobs is not None
+        self._num_answers = asked.num_answers * self.num_prompts
         self._with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class ChoicesReply(Reply[Completing]):
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
         """The tokens of all prompts and answers: `schemas.Usage`. Each prompt has equally many answers."""
-        num_prompt = sum(answer.prompt_tokens for answer in answers) * self._num_prompts // len(answers)
+        num_prompt = sum(answer.prompt_tokens for answer in answers) * self.num_prompts // len(answers)
         num_new = sum(len(answer.token_ids) for answer in answers)
         return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
 

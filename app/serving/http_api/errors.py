@@ -175,6 +175,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # a cycle that would keep the body in memory
         return of_validation(error).response()
 
     @app.exception_handler(HTTPException)

@@ -51,7 +51,7 @@ class AnswerResponse(Response):
     async def _send_stream(self, events: AsyncIterator[NumberedEvent], scope: Scope, send: Send) -> None:
         number, first = await anext(events)
         if isinstance(first, Answer):
-            self._note(scope, first)
+            self._note(scope, number, first)
             if first.error is not None:
                 raise of_answer(first.error, place=self._pending.reply.places[0])
 
@@ -59,7 +59,7 @@ class AnswerResponse(Response):
             yield number, first
             async for event in events:
                 if isinstance(event[1], Answer):
-                    self._note(scope, event[1])
+                    self._note(scope, event[0], event[1])
                 yield event
 
         async def send_in_time(message: Message) -> None:
@@ -70,10 +70,11 @@ class AnswerResponse(Response):
         frames = self._pending.reply.frames(all_events())
         await EventSourceResponse(frames, headers=headers).stream_response(send_in_time)
 
-    def _note(self, scope: Scope, answer: Answer) -> None:
-        """Note an answer for the log."""
+    def _note(self, scope: Scope, number: int, answer: Answer) -> None:
+        """Note an answer for the log. The answers to one prompt count its tokens once, as in their usage."""
         visit = visit_of(scope)
-        visit.prompt_tokens = answer.prompt_tokens
+        if number % (len(self._pending.answering) // self._pending.reply.num_prompts) == 0:
+            visit.prompt_tokens += answer.prompt_tokens
         visit.completion_tokens += len(answer.token_ids)
         visit.is_left = self._has_hung_up
         if answer.error is not None:

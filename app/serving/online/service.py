@@ -253,9 +253,9 @@ class Service(QueuedService[Entry]):
         if answer.error is None:
             self._num_fruitless = 0
         super()._finish(entry, answer)
-        if entry.reading is None and self._pool is not None:
-            for task in entry.tasks:
-                self._pool.discard(task)
+        for task in entry.tasks:
+            self._reading_pool().discard(task)
+        entry.tasks = ()  # they refer to the entry, and a cycle would keep its pictures in memory
 
     # Called by the thread that looks up pictures in the cache, and by the threads of the reading pool
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import gc
 import http.client
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.exceptions import RequestValidationError
 from starlette.responses import PlainTextResponse
 from starlette.types import Message
 
@@ -199,6 +201,17 @@ def test_with_keys_only_the_api_asks_for_one_and_the_log_names_it(
     assert error(refused)[:2] == (401, "invalid_api_key")
     fields = [getattr(record, FIELDS) for record in logged(caplog)[-2:]]
     assert [(one.get("key"), one.get("error")) for one in fields] == [("bob", None), (None, "invalid_api_key")]
+
+
+def test_an_invalid_body_leaves_memory_without_the_garbage_collector(service: StubService) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with client_of(service) as client:
+            assert error(client.post(CHAT, content="{", headers={"content-type": "application/json"}))[0] == 400
+        assert not any(type(one) is RequestValidationError for one in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_internal_error_is_500_without_details(service: StubService, caplog: pytest.LogCaptureFixture) -> None:

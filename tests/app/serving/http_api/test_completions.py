@@ -9,7 +9,7 @@ from llama_adapter.app.captioning.tasks.prompts import RawPrompt
 from llama_adapter.app.serving.http_api.completions import CompletionReply
 from llama_adapter.app.serving.http_api.schemas import CompletionRequest
 from llama_adapter.llm.engine.sampling_params import SamplingParams
-from tests.app.serving.http_api.live import INFO, StubService, answer, check_documented, error
+from tests.app.serving.http_api.live import INFO, StubService, answer, check_documented, client_of, error
 from tests.app.serving.http_api.requests import EXAMPLE_PICTURE
 
 COMPLETIONS = "/v1/completions"
@@ -34,9 +34,11 @@ def test_a_text_is_continued_without_a_template(client: httpx.Client, service: S
     check_documented(body, "Completion")
 
 
-def test_each_prompt_has_its_answers_and_seeds(client: httpx.Client, service: StubService) -> None:
+def test_each_prompt_has_its_answers_and_seeds(service: StubService, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="llama_adapter")
     service.on_submit = lambda handle: handle.deliver(answer(f"answer {handle.id}", prompt_tokens=3 + handle.id // 2))
-    code, body = sent(client, prompt=["one", "two"], n=2, seed=7, temperature=0.5, stop="x", max_tokens=4)
+    with client_of(service) as client:  # when this ends, the line is in the log
+        code, body = sent(client, prompt=["one", "two"], n=2, seed=7, temperature=0.5, stop="x", max_tokens=4)
 
     assert code == 200
     first, second = (SamplingParams(max_new_tokens=4, temperature=0.5, seed=seed) for seed in (7, 8))
@@ -51,6 +53,7 @@ def test_each_prompt_has_its_answers_and_seeds(client: httpx.Client, service: St
         (number, f"answer {number}") for number in range(4)
     ]
     assert body["usage"] == {"prompt_tokens": 7, "completion_tokens": 8, "total_tokens": 15}
+    assert "7+8 tokens" in caplog.messages[-1]
 
 
 def test_a_picture_may_come_with_the_prompt(client: httpx.Client, service: StubService) -> None:

@@ -1,6 +1,7 @@
 """The service answers like the captioner, gives clients turns, refuses excess requests, survives engine failures."""
 
 import asyncio
+import gc
 import io
 import math
 import threading
@@ -24,6 +25,7 @@ from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.pictures.reading.prefetch import num_reading_threads
 from llama_adapter.app.pictures.reading.reader import PictureReader, PictureReading
 from llama_adapter.app.pictures.reading.spec import ReadingSpec
+from llama_adapter.app.serving.online.admission_queue import Entry
 from llama_adapter.app.serving.online.service import (
     Ask,
     BusyError,
@@ -521,6 +523,22 @@ def test_zero_limits_are_refused(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_answered_requests_leave_memory_without_the_garbage_collector(start: Starter) -> None:
+    def num_entries() -> int:
+        return sum(type(one) is Entry for one in gc.get_objects())
+
+    service = start(limits=ServiceLimits(encoded_bytes=0))
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_entries()
+        for _ in range(20):
+            assert service.submit(ask(0)).result().error is None
+        assert num_entries() - before <= num_reading_threads() + 3  # idle threads may refer to their last one
+    finally:
+        gc.enable()
+
+
 def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> None:
     service = start(limits=ServiceLimits(max_waiting=1000, max_waiting_per_client=1000))
     handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(200)]
