@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.launch import Launched, launched
-from llama_adapter.app.models.parallel.rendezvous import environment_store
+from llama_adapter.app.models.parallel.rendezvous import device_of, environment_store
 from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.text import one_line
@@ -113,10 +113,9 @@ class TrainingRanks(OneRank):
 def device_name(wanted: str) -> str:
     """The device of this rank. With several ranks on a machine, each rank has a different device."""
     place = launched()
-    if place is None or place.size == 1 or wanted == "cpu" or ":" in wanted:
+    if place is None or place.size == 1 or ":" in wanted:
         return wanted
-    kind = open_backend(wanted).device.type
-    return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
+    return device_of(place, str(open_backend(wanted).device))
 
 
 def num_ranks_here() -> int:
