@@ -34,7 +34,7 @@ class Place:
 
 
 def resource_of(device: str, machines: Sequence[Machine]) -> str:
-    """Ray's resource name for a kind of device: CPU; or the kind's own name if a machine has it; or else GPU."""
+    """Ray's resource for a kind of device: CPU or NPU; or the kind's own name if a machine has it; or else GPU."""
     kind = device.partition(":")[0].upper()
     if kind == HOST.upper():
         return "CPU"
@@ -43,7 +43,7 @@ def resource_of(device: str, machines: Sequence[Machine]) -> str:
 
         names = (*(accelerator.kind.upper() for accelerator in ACCELERATORS), "GPU")
         return next((name for name in names if any(machine.count(name) for machine in machines)), "CPU")
-    return kind if any(machine.count(kind) for machine in machines) else "GPU"
+    return kind if kind == "NPU" or any(machine.count(kind) for machine in machines) else "GPU"
 
 
 def plan_places(
