@@ -83,10 +83,10 @@ class TrainingRanks(OneRank):
             )
 
     def sum(self, values: Tensor) -> Tensor:
-        moved = values.to(self._device)
+        moved = values if self._device.type == "cpu" else values.float().to(self._device)  # HCCL adds no float64
         with self.failing():
             dist.all_reduce(moved)
-        return moved.to(values.device)
+        return moved.to(values)
 
     def wait(self) -> None:
         self.sum(torch.zeros(1))
