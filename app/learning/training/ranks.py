@@ -26,6 +26,7 @@ from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.launch import Launched, launched
 from llama_adapter.app.models.parallel.rendezvous import device_of, environment_store
+from llama_adapter.app.models.spec import AUTO
 from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.text import one_line
@@ -115,7 +116,7 @@ def device_name(wanted: str) -> str:
     place = launched()
     if place is None or place.size == 1 or ":" in wanted:
         return wanted
-    return device_of(place, str(open_backend(wanted).device))
+    return device_of(place, str(open_backend(wanted).device) if wanted == AUTO else wanted)
 
 
 def num_ranks_here() -> int:
@@ -181,7 +182,7 @@ class Distributed:
 def like(whole: Tensor, own: Tensor) -> Tensor:
     """A whole tensor in the dtype of `own`, on its device, and divided among ranks in the same way."""
     moved = whole.to(device=own.device, dtype=own.dtype)
-    if not _is_divided(own):
+    if not hasattr(own, "full_tensor"):  # it is not divided
         return moved
     from torch.distributed.tensor import distribute_tensor
 
@@ -195,12 +196,8 @@ def norm_of(gradients: Iterable[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
-def _is_divided(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")
-
-
 def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _shard(model: nn.Module, *, num_ranks: int) -> None:
