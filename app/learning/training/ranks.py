@@ -114,7 +114,7 @@ class TrainingRanks(OneRank):
 def device_name(wanted: str) -> str:
     """The device of this rank. With several ranks on a machine, each rank has a different device."""
     place = launched()
-    if place is None or place.size == 1 or ":" in wanted:
+    if place is None or ":" in wanted:
         return wanted
     return device_of(place, str(open_backend(wanted).device) if wanted == AUTO else wanted)
 
@@ -127,9 +127,7 @@ def num_ranks_here() -> int:
 def meet(*, backend: Backend, timeout_s: float) -> OneRank:
     """The ranks of this run: those started by `torchrun`, or this process alone. Raises RankError."""
     place = launched()
-    if place is None or place.size == 1:
-        return OneRank()
-    return TrainingRanks(place, backend=backend, timeout_s=timeout_s)
+    return OneRank() if place is None else TrainingRanks(place, backend=backend, timeout_s=timeout_s)
 
 
 Kind = Literal["one", "ddp", "fsdp"]
