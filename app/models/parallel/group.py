@@ -92,7 +92,7 @@ class RankGroup:
     @property
     def share_memory(self) -> bool:
         """Whether all ranks use the memory of this host."""
-        return bool(self._children) and self._backend.device.type == "cpu"
+        return self._place.is_local and self._backend.device.type == "cpu"
 
     def _start_ranks(self, spec: CaptionerSpec) -> tuple[Any, Any]:
         """Start the other ranks; returns the store through which groups join, and the messages of the ranks.

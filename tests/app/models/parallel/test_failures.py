@@ -25,6 +25,7 @@ from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched, launche
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import ChildProcess
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
 from tests.app.command import Run
@@ -257,6 +258,9 @@ def test_ranks_of_one_machine_are_told_from_those_of_several(
     place = launched({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500", **change})
     assert (place and place.is_local) is is_local
     assert (place and rendezvous.device_of(place, "npu:2")) == device
+    group = RankGroup.__new__(RankGroup)
+    group._backend, group._children, group._place = CpuBackend(), {}, place  # type: ignore[assignment]
+    assert place is None or group.share_memory == is_local
 
 
 def test_the_store_of_ranks_on_this_machine_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
