@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -110,8 +111,9 @@ def encoder_graph(spec: CaptionerSpec, *, own_process: bool = False) -> GraphSpe
         provider = provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
     elif spec.encoder_device is not None:
         device_id = om_device_id(spec.encoder_device)
-    elif spec.device.startswith("npu:"):
-        device_id = om_device_id(spec.device)
+    else:
+        with suppress(ValueError):  # of a device that runs no OM
+            device_id = om_device_id(spec.device)
     return GraphSpec(
         kind=kind,
         path=spec.encoder,
