@@ -31,7 +31,7 @@ from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.parallel.follower import follow
-from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.devices import DTYPES, Backend, open_backend
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.ranks import CollectiveError, Ranks
 
@@ -59,11 +59,10 @@ def _live(messages: Any, store: Any, place: Launched, *, timeout_s: float, is_la
     beats = Beats(messages, rank, is_launched=is_launched)
     try:
         _say(messages, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
-        device = device_of(place, store.get(FIRST_DEVICE).decode())
-        backend = open_backend(device)
+        backend = open_backend(device_of(place, store.get(FIRST_DEVICE).decode()))
         collectives = backend.capabilities.collectives
         ranks, channel = join(store, place, collectives=collectives, timeout_s=timeout_s, device=backend.device)
-        _serve(messages, ranks, channel, device=device)
+        _serve(messages, ranks, channel, backend=backend)
     except CollectiveError:  # another rank ended; the first rank reports which
         with suppress(RuntimeError):
             messages.set(followed_key(rank), "")
@@ -80,10 +79,10 @@ def _live(messages: Any, store: Any, place: Launched, *, timeout_s: float, is_la
     return 0
 
 
-def _serve(messages: Any, ranks: Ranks, channel: Channel, *, device: str) -> None:
+def _serve(messages: Any, ranks: Ranks, channel: Channel, *, backend: Backend) -> None:
     command = channel.receive()
-    spec = CaptionerSpec(**{**command["spec"], "device": device})
-    backend, dtype = open_backend(device), DTYPES[spec.dtype]
+    spec = CaptionerSpec(**{**command["spec"], "device": str(backend.device)})
+    dtype = DTYPES[spec.dtype]
     if command["random"] is None:
         model, tensors = stream_model(spec, dtype=dtype, is_encoded_elsewhere=True, ranks=ranks)
     else:
