@@ -5,6 +5,7 @@ import re
 from importlib.util import find_spec
 
 _OURS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "npu": "npu", "ascend": "npu"}
+RAY_NAMES = {"CPU": "CPU", "CUDA": "GPU", "NPU": "NPU"}  # of a kind of device among Ray's resources
 _NAME = re.compile(r"(cpu)|(cuda|npu)(?::([0-9]{1,3}))?")
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # of NVIDIA, of Windows beneath Linux, of AMD

@@ -49,6 +49,11 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     card = exported.card
     runtime = None
     if card.format == MINDIR:
+        if spec.encoder is None and (spec.encoder_device is not None or spec.provider_option or spec.provider_config):
+            raise UsageError(
+                "encoder_device, provider_option and provider_config are not for MindIR, whose encoder runs on device",
+                hint="leave them out, or name another encoder",
+            )
         runtime = mindir_runtime(spec.device, backend=spec.decoder_backend or "ms", config_path=spec.ge_config)
     elif spec.decoder_backend or spec.ge_config:
         raise UsageError(

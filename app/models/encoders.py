@@ -48,10 +48,9 @@ _SAME, _RELATED = 0.03, 0.3
 def encoder_spec(spec: CaptionerSpec, *, backend: Backend, mode: str) -> GraphSpec:
     """The exported encoder that `spec` names, for use with a decoder on `backend`."""
     shares_device = backend.capabilities.runs_om and spec.vision_kind == "om"
-    beside_decoder = (backend.device.index or 0) if shares_device else 0
     # An OM session changes how streams that are created later compute. Graph modes create their streams late, so the OM
     # then runs in its own process.
-    return encoder_graph(spec, device_id=beside_decoder, own_process=shares_device and mode != EAGER)
+    return encoder_graph(spec, own_process=shares_device and mode != EAGER)
 
 
 class GivenEncoder:

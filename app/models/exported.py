@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -97,19 +98,22 @@ def check_fingerprint(found: Mapping[str, str], exported: ExportedModel, *, what
             )
 
 
-def encoder_graph(spec: CaptionerSpec, *, device_id: int = 0, own_process: bool = False) -> GraphSpec:
-    """The graph of the encoder. `device_id` is the device of an OM, if the spec names none.
+def encoder_graph(spec: CaptionerSpec, *, own_process: bool = False) -> GraphSpec:
+    """The graph of the encoder. An OM runs on the decoder's device, if that is an NPU and the spec names no other.
 
     Raises UsageError for options that the execution provider of an ONNX encoder does not know.
     """
     assert spec.encoder is not None, "the spec checks that there is one"
     kind: GraphKind = "onnx" if spec.vision_kind == "onnx" else "om"
-    provider = CPU
+    provider, device_id = CPU, 0
     if kind == "onnx":
         device = "cpu" if spec.encoder_device is None else str(spec.encoder_device)
         provider = provider_of_device(device, options=spec.provider_option, config=spec.provider_config)
     elif spec.encoder_device is not None:
         device_id = om_device_id(spec.encoder_device)
+    else:
+        with suppress(ValueError):  # of a device that runs no OM
+            device_id = om_device_id(spec.device)
     return GraphSpec(
         kind=kind,
         path=spec.encoder,

@@ -203,7 +203,7 @@ def _attention_flops(num_pairs: int, width: int) -> int:
 
 
 def _head_weights(config: DecoderConfig) -> int:
-    return config.dim * config.vocab_size
+    return config.dim * len(config.vocab_rows)
 
 
 def _prefix_numbers(config: DecoderConfig) -> int:

@@ -235,6 +235,7 @@ def test_forms_that_are_no_graphs_are_refused(tmp_path: Path) -> None:
         ((prefill, "nowhere.mindir"), {}),
         (folder, {"model_type": "mindir_lite"}),
         (folder, {"rank_id": 1}),
+        (folder, {"encoder_device": "npu:1"}),
         (folder, {"target": "TPU"}),
         (folder, {"target": "GPU"}),
     ]

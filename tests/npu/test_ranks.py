@@ -55,6 +55,7 @@ def test_sums_are_in_the_queue_and_what_the_host_reads_waits_until_the_group_is_
     assert queue["read"] == [30.0] * 4
     assert queue["read without wait"] == [10.0] * 4  # it is in another queue than the kernels
     assert queue["read after wait"] == [30.0] * 4
+    assert queue["training"] == [1.0, 7.0]
     assert "error code is 107023" in queue["lost"]  # the other rank has gone
     assert queue["lost is a device's error"]
 

@@ -92,7 +92,7 @@ def _run_plan(options: argparse.Namespace) -> int:
         num_devices=options.devices or PlanRequest().num_devices,
         tokens=options.tokens,
         device_type=device_type,
-        dtype=run_dtype(job, backend),
+        dtype=run_dtype(job, backend, device_type=device_type),
         rates=None
         if rates[0] is None
         else Rates(flops_per_s=rates[0] * 1e12, frozen_flops_per_s=rates[0] * 1e12, bytes_per_s=rates[1] * 1e9),

@@ -16,7 +16,7 @@ from llama_adapter.app.models.encoders import check_card, check_sizes, examine, 
 from llama_adapter.app.models.exported import encoder_files, encoder_graph
 from llama_adapter.app.models.spec import AUTO, CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
-from llama_adapter.runtime.device_names import om_device_id, split_device
+from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.devices import accelerator_kind
 from llama_adapter.runtime.graphs.sidecar import check_om_file, read_valid_sidecar, sidecar_path
 from llama_adapter.vision.backends.exported import ExportedEncoder, open_encoder
@@ -47,12 +47,9 @@ def diagnose_with_encoder(spec: CaptionerSpec) -> list[Finding]:
     return [*of_model, *of_files.findings, *of_both.findings]
 
 
-def om_device_of(spec: CaptionerSpec) -> int | None:
-    """The device on which the OM of `spec` is loaded; None if the decoder's device cannot run OMs."""
-    kind, number = split_device((accelerator_kind() or "cpu") if spec.device == AUTO else spec.device)
-    if kind != "npu":
-        return None
-    return number if spec.encoder_device is None else om_device_id(spec.encoder_device)
+def runs_om(spec: CaptionerSpec) -> bool:
+    """Whether the decoder's device can run an OM."""
+    return ((accelerator_kind() or "cpu") if spec.device == AUTO else split_device(spec.device)[0]) == "npu"
 
 
 def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple[list[_Part], ExportedEncoder | None]:
@@ -60,7 +57,7 @@ def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple
     if not report.passes(_WHAT, lambda: check_encoder_exists(spec)):
         return [], None
     if spec.vision_kind == "onnx":
-        encoder = _open(report, spec, stack, device_id=0)
+        encoder = _open(report, spec, stack)
         return [] if encoder is None else [_Part(spec, encoder.card)], encoder
     files = encoder_files(spec)
     if not files:
@@ -69,17 +66,16 @@ def _check_files(report: Report, spec: CaptionerSpec, stack: ExitStack) -> tuple
     parts = [part for file in files if (part := _check_om(report, spec, file)) is not None]
     if report.has_errors:
         return parts, None
-    device_id = om_device_of(spec)
-    if device_id is None:
+    if not runs_om(spec):
         sentence = "The OM was not loaded, because no device that runs it is named"
         report.add("not tried", _WHAT, sentence, "name it as --device")
         return parts, None
-    return parts, _open(report, spec, stack, device_id=device_id)
+    return parts, _open(report, spec, stack)
 
 
-def _open(report: Report, spec: CaptionerSpec, stack: ExitStack, *, device_id: int) -> ExportedEncoder | None:
+def _open(report: Report, spec: CaptionerSpec, stack: ExitStack) -> ExportedEncoder | None:
     # An OM runs in its own process, because a device fault may end the process.
-    graph = encoder_graph(spec, device_id=device_id, own_process=spec.vision_kind == "om")
+    graph = encoder_graph(spec, own_process=spec.vision_kind == "om")
     encoder = report.attempt(_WHAT, lambda: stack.enter_context(closing(open_encoder(graph))))
     if encoder is not None:
         sizes = " or ".join(map(str, encoder.batch_sizes or ["any"]))

@@ -57,15 +57,15 @@ def look_at_torch() -> dict[str, Any]:
     if count:
         from llama_adapter.runtime.devices.cuda import open_cuda
 
-        names = []
+        names, fault = [], ""
         for index in range(count):
             try:  # a driver may be too old, this torch without programs for the GPU, or its memory taken
                 open_cuda(index)
                 names.append(torch.cuda.get_device_name(index))
             except DeviceError as error:
-                gpus = broken(error.message, hint=error.hint)
+                gpus, fault = broken(error.message, hint=error.hint), error.message
         if names:
-            gpus = ok(grouped(names))
+            gpus = ok(grouped(names), hint=fault)
     return ok(f"{torch.__version__}, {counted(threads, 'thread')}{limit}", gpus=gpus)
 
 

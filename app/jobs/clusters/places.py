@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llama_adapter.runtime.device_names import RAY_NAMES
 from llama_adapter.runtime.errors import UsageError
 
 HOST = "cpu"
@@ -34,16 +35,14 @@ class Place:
 
 
 def resource_of(device: str, machines: Sequence[Machine]) -> str:
-    """Ray's resource name for a kind of device: CPU; or the kind's own name if a machine has it; or else GPU."""
+    """Ray's resource for a kind of device: the kind's own name if a machine has it, or else the one that Ray uses."""
     kind = device.partition(":")[0].upper()
-    if kind == HOST.upper():
-        return "CPU"
     if kind == "AUTO":
         from llama_adapter.runtime.devices import ACCELERATORS  # imports torch, which the command line's help does not
 
         names = (*(accelerator.kind.upper() for accelerator in ACCELERATORS), "GPU")
         return next((name for name in names if any(machine.count(name) for machine in machines)), "CPU")
-    return kind if any(machine.count(kind) for machine in machines) else "GPU"
+    return kind if any(machine.count(kind) for machine in machines) else RAY_NAMES.get(kind, "GPU")
 
 
 def plan_places(

@@ -25,7 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from llama_adapter.app.learning.training.model import TrainableModel
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.launch import Launched, launched
-from llama_adapter.app.models.parallel.rendezvous import environment_store
+from llama_adapter.app.models.parallel.rendezvous import device_of, environment_store
+from llama_adapter.app.models.spec import AUTO
 from llama_adapter.runtime.devices import Backend, open_backend
 from llama_adapter.runtime.problems import is_out_of_memory
 from llama_adapter.runtime.text import one_line
@@ -83,10 +84,10 @@ class TrainingRanks(OneRank):
             )
 
     def sum(self, values: Tensor) -> Tensor:
-        moved = values.to(self._device)
+        moved = values if self._device.type == "cpu" else values.float().to(self._device)  # HCCL adds no float64
         with self.failing():
             dist.all_reduce(moved)
-        return moved.to(values.device)
+        return moved.to(values)
 
     def wait(self) -> None:
         self.sum(torch.zeros(1))
@@ -113,10 +114,9 @@ class TrainingRanks(OneRank):
 def device_name(wanted: str) -> str:
     """The device of this rank. With several ranks on a machine, each rank has a different device."""
     place = launched()
-    if place is None or place.size == 1 or wanted == "cpu" or ":" in wanted:
+    if place is None or ":" in wanted:
         return wanted
-    kind = open_backend(wanted).device.type
-    return kind if kind == "cpu" else f"{kind}:{place.local_rank}"
+    return device_of(place, str(open_backend(wanted).device) if wanted == AUTO else wanted)
 
 
 def num_ranks_here() -> int:
@@ -127,9 +127,7 @@ def num_ranks_here() -> int:
 def meet(*, backend: Backend, timeout_s: float) -> OneRank:
     """The ranks of this run: those started by `torchrun`, or this process alone. Raises RankError."""
     place = launched()
-    if place is None or place.size == 1:
-        return OneRank()
-    return TrainingRanks(place, backend=backend, timeout_s=timeout_s)
+    return OneRank() if place is None else TrainingRanks(place, backend=backend, timeout_s=timeout_s)
 
 
 Kind = Literal["one", "ddp", "fsdp"]
@@ -182,7 +180,7 @@ class Distributed:
 def like(whole: Tensor, own: Tensor) -> Tensor:
     """A whole tensor in the dtype of `own`, on its device, and divided among ranks in the same way."""
     moved = whole.to(device=own.device, dtype=own.dtype)
-    if not _is_divided(own):
+    if not hasattr(own, "full_tensor"):  # it is not divided
         return moved
     from torch.distributed.tensor import distribute_tensor
 
@@ -196,12 +194,8 @@ def norm_of(gradients: Iterable[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
-def _is_divided(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")
-
-
 def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def _shard(model: nn.Module, *, num_ranks: int) -> None:

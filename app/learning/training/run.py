@@ -121,14 +121,14 @@ def _check_places(job: TrainJob) -> None:
     require_place(out)
 
 
-def run_dtype(job: TrainJob, backend: Backend) -> torch.dtype:
+def run_dtype(job: TrainJob, backend: Backend, *, device_type: str) -> torch.dtype:
     """The dtype of frozen weights: float32 on a CPU, elsewhere bfloat16 if the device computes in it.
 
-    Raises DeviceError if the job names a dtype that the device lacks.
+    The device of a plan may be another than this one. Raises DeviceError if the job names a dtype that `backend` lacks.
     """
     name = job.spec.dtype
     if name == AUTO:
-        is_half = backend.device.type != "cpu" and "bfloat16" in backend.capabilities.dtypes
+        is_half = device_type != "cpu" and "bfloat16" in backend.capabilities.dtypes
         name = "bfloat16" if is_half else "float32"
     return resolve_dtype(name, backend=backend)
 
@@ -147,7 +147,7 @@ class _Training:
 
     def __init__(self, job: TrainJob, *, data: TrainingData, backend: Backend, ranks: OneRank) -> None:
         self._backend, self._ranks = backend, ranks
-        self._dtype = run_dtype(job, backend)
+        self._dtype = run_dtype(job, backend, device_type=backend.device.type)
         self._kind: Kind = "one" if ranks.size == 1 else job.parallel
         self._sizes = sizes_of(job)
         self._seeing: dict[str, torch.Tensor] | None = None  # a trained encoder, if parameters are divided afterwards

@@ -21,6 +21,7 @@ from llama_adapter.app.models.parallel.fingerprint import files_fingerprint, fin
 from llama_adapter.app.models.parallel.launch import Launched, checked_launch
 from llama_adapter.app.models.parallel.messages import ReceivedMessages
 from llama_adapter.app.models.parallel.rendezvous import (
+    FIRST_DEVICE,
     SECONDARY,
     environment_store,
     error_key,
@@ -81,6 +82,7 @@ class RankGroup:
             else:
                 self._store = environment_store(place, timeout_s=spec.parallel_timeout)
                 self._seen = self._store.clone()  # a separate connection: calls on the first one may block
+            self._store.set(FIRST_DEVICE, str(backend.device))
             self.ranks, self.channel = self._join(spec)
             self._has_joined = True
         except BaseException:
@@ -90,7 +92,7 @@ class RankGroup:
     @property
     def share_memory(self) -> bool:
         """Whether all ranks use the memory of this host."""
-        return bool(self._children) and self._backend.device.type == "cpu"
+        return self._place.is_local and self._backend.device.type == "cpu"
 
     def _start_ranks(self, spec: CaptionerSpec) -> tuple[Any, Any]:
         """Start the other ranks; returns the store through which groups join, and the messages of the ranks.
@@ -99,17 +101,10 @@ class RankGroup:
         """
         self._folder = tempfile.TemporaryDirectory(prefix="llama-adapter-ranks-")
         store, messages = str(Path(self._folder.name) / "store"), ReceivedMessages()
-        device = self._backend.device
-        cores = cores_of_ranks(self.size) if device.type == "cpu" else [None] * self.size
+        cores = cores_of_ranks(self.size) if self._backend.device.type == "cpu" else [None] * self.size
+        given = {"size": self.size, "store": store, "timeout_s": spec.parallel_timeout}
         for rank in range(1, self.size):
-            started = {
-                "rank": rank,
-                "size": self.size,
-                "store": store,
-                "device": str(device) if device.type == "cpu" else f"{device.type}:{(device.index or 0) + rank}",
-                "timeout_s": spec.parallel_timeout,
-                "cores": cores[rank],
-            }
+            started = {"rank": rank, "cores": cores[rank], **given}
             self._children[rank] = ChildProcess(ENTRY, json.dumps(started), environ={}, watch_parent=True)
             messages.receive(self._children[rank].connection)
         if cores[0] is not None:

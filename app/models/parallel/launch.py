@@ -40,8 +40,10 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
     size = _number(environ, "WORLD_SIZE", 1, _MOST)
     rank = _number(environ, "RANK", 0, size - 1)
     _number(environ, "MASTER_PORT", 1, 65535)
-    local_rank = _number(environ, "LOCAL_RANK", 0, _MOST) if environ.get("LOCAL_RANK") else rank
     is_local = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"] or environ["MASTER_ADDR"] in LOOPBACK
+    local_rank = rank if is_local else 0
+    if environ.get("LOCAL_RANK"):
+        local_rank = _number(environ, "LOCAL_RANK", 0, _MOST)
     return Launched(rank=rank, size=size, local_rank=local_rank, is_local=is_local)
 
 
@@ -57,8 +59,8 @@ def _number(environ: Mapping[str, str], name: str, least: int, most: int) -> int
 
 def launched_follower(num_ranks: int) -> Launched | None:
     """This process's ranks if it is one of several that share a decoder, and not the first; otherwise None."""
-    place = launched()
-    return place if num_ranks > 1 and place is not None and place.rank > 0 else None
+    place = launched() if num_ranks > 1 else None
+    return place if place is not None and place.rank > 0 else None
 
 
 def quieten_torch() -> None:
@@ -71,8 +73,7 @@ def quieten_torch() -> None:
 
 def refuse_launch(num_ranks: int) -> None:
     """Raise UsageError if `torchrun` started several processes: on a Ray cluster, each model starts its own ranks."""
-    place = launched()
-    if num_ranks > 1 and place is not None and place.size > 1:
+    if num_ranks > 1 and launched() is not None:
         raise UsageError(
             "torchrun has started this process, and --engine ray starts the ranks of its models itself",
             hint="start the command once, without torchrun",
@@ -80,11 +81,9 @@ def refuse_launch(num_ranks: int) -> None:
 
 
 def checked_launch(num_ranks: int) -> Launched | None:
-    """As `launched`, None for a single process. Raises UsageError unless there are `num_ranks` processes."""
+    """As `launched`. Raises UsageError unless there are `num_ranks` processes."""
     place = launched()
-    if place is None or place.size == 1:
-        return None
-    if place.size != num_ranks:
+    if place is not None and place.size != num_ranks:
         raise UsageError(
             f"torchrun started {place.size} processes, and --tensor-parallel is {num_ranks}",
             hint="give both the same number",

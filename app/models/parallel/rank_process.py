@@ -15,8 +15,10 @@ from llama_adapter.app.models.parallel.fingerprint import files_fingerprint, fin
 from llama_adapter.app.models.parallel.launch import Launched, checked_launch
 from llama_adapter.app.models.parallel.messages import SentMessages
 from llama_adapter.app.models.parallel.rendezvous import (
+    FIRST_DEVICE,
     SECONDARY,
     Beats,
+    device_of,
     environment_store,
     error_key,
     followed_key,
@@ -24,12 +26,12 @@ from llama_adapter.app.models.parallel.rendezvous import (
     leave,
 )
 from llama_adapter.app.models.random_model import RandomLoader
-from llama_adapter.app.models.spec import AUTO, CaptionerSpec
+from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.app.models.stream_model import stream_model
 from llama_adapter.llm.load import place_decoder
 from llama_adapter.llm.parallel.channel import Channel
 from llama_adapter.llm.parallel.follower import follow
-from llama_adapter.runtime.devices import DTYPES, open_backend
+from llama_adapter.runtime.devices import DTYPES, Backend, open_backend
 from llama_adapter.runtime.problems import describe
 from llama_adapter.runtime.ranks import CollectiveError, Ranks
 
@@ -41,28 +43,26 @@ def main(descriptor: str, started: str) -> None:
         bind_to(values["cores"])
     place = Launched(rank=values["rank"], size=values["size"], local_rank=values["rank"], is_local=True)
     messages, store = SentMessages(int(descriptor)), FileStore(values["store"], place.size)
-    sys.exit(_live(messages, store, place, device=values["device"], timeout_s=values["timeout_s"], is_launched=False))
+    sys.exit(_live(messages, store, place, timeout_s=values["timeout_s"], is_launched=False))
 
 
 def run_launched(place: Launched, spec: CaptionerSpec) -> int:
     """As `main`, for a process that `torchrun` started with the first rank's command line; returns the exit code."""
     checked_launch(spec.tensor_parallel)
-    kind = open_backend(AUTO).device.type if spec.device == AUTO else spec.device.partition(":")[0]
     store = environment_store(place, timeout_s=spec.parallel_timeout)
-    device = "cpu" if kind == "cpu" else f"{kind}:{place.local_rank}"
-    return _live(store, store, place, device=device, timeout_s=spec.parallel_timeout, is_launched=True)
+    return _live(store, store, place, timeout_s=spec.parallel_timeout, is_launched=True)
 
 
-def _live(messages: Any, store: Any, place: Launched, *, device: str, timeout_s: float, is_launched: bool) -> int:
+def _live(messages: Any, store: Any, place: Launched, *, timeout_s: float, is_launched: bool) -> int:
     """The life of a rank; returns its exit code. `messages` go to the first rank, and groups join through `store`."""
     rank = place.rank
     beats = Beats(messages, rank, is_launched=is_launched)
     try:
         _say(messages, "hello", rank, {"llama-adapter": __version__, "torch": torch.__version__})
-        backend = open_backend(device)
+        backend = open_backend(device_of(place, store.get(FIRST_DEVICE).decode()))
         collectives = backend.capabilities.collectives
         ranks, channel = join(store, place, collectives=collectives, timeout_s=timeout_s, device=backend.device)
-        _serve(messages, ranks, channel, device=device)
+        _serve(messages, ranks, channel, backend=backend)
     except CollectiveError:  # another rank ended; the first rank reports which
         with suppress(RuntimeError):
             messages.set(followed_key(rank), "")
@@ -79,10 +79,10 @@ def _live(messages: Any, store: Any, place: Launched, *, device: str, timeout_s:
     return 0
 
 
-def _serve(messages: Any, ranks: Ranks, channel: Channel, *, device: str) -> None:
+def _serve(messages: Any, ranks: Ranks, channel: Channel, *, backend: Backend) -> None:
     command = channel.receive()
-    spec = CaptionerSpec(**{**command["spec"], "device": device})
-    backend, dtype = open_backend(device), DTYPES[spec.dtype]
+    spec = CaptionerSpec(**{**command["spec"], "device": str(backend.device)})
+    dtype = DTYPES[spec.dtype]
     if command["random"] is None:
         model, tensors = stream_model(spec, dtype=dtype, is_encoded_elsewhere=True, ranks=ranks)
     else:

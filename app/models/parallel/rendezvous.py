@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched
 from llama_adapter.llm.parallel.channel import Channel
+from llama_adapter.runtime.device_names import split_device
 from llama_adapter.runtime.devices.base import Collectives
 from llama_adapter.runtime.devices.collectives import LIBRARIES
 from llama_adapter.runtime.errors import UsageError
@@ -31,6 +32,7 @@ from llama_adapter.runtime.ranks import Ranks, collective
 from llama_adapter.runtime.text import one_line
 
 BEAT_S: Final = 1.0
+FIRST_DEVICE: Final = "device"  # the store's key for the device of the first rank
 SECONDARY: Final = 75  # exit code of a rank that ended because another one did
 _END_BEATS: Final = 10
 _IDLE: Final = timedelta(days=3650)  # a service may wait for its next request
@@ -87,6 +89,12 @@ def _open_store(place: Launched, timeout: timedelta) -> Any:
         return next(iter(rendezvous("env://", timeout=timeout)))[0]
     listener = socket.create_server(("127.0.0.1", port))
     return TCPStore(address, port, place.size, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
+
+
+def device_of(place: Launched, first: str) -> str:
+    """The device of a rank. On every machine, ranks use devices in order, from the index of `first` on."""
+    kind, index = split_device(first)
+    return kind if index is None else f"{kind}:{index + place.local_rank}"
 
 
 def require_no_group() -> None:

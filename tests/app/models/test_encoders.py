@@ -179,9 +179,10 @@ def test_a_missing_encoder_is_an_error_before_anything_is_read() -> None:
 @pytest.mark.parametrize(
     ("given", "runs_om", "mode", "device_id", "own_process"),
     [
-        ({"encoder": "clip.om"}, True, "eager", 3, False),  # on the decoder's device
-        ({"encoder": "clip.om", "encoder_device": 1}, True, "eager", 1, False),
-        ({"encoder": "clip.om"}, True, "npugraph_ex", 3, True),  # graphs create their streams later
+        ({"encoder": "clip.om", "device": "npu:3"}, True, "eager", 3, False),  # on the decoder's device
+        ({"encoder": "clip.om", "device": "npu:3", "encoder_device": 1}, True, "eager", 1, False),
+        ({"encoder": "clip.om", "device": "npu:3"}, True, "npugraph_ex", 3, True),  # graphs create their streams later
+        ({"encoder": "clip.om"}, True, "eager", 0, False),  # the first NPU, as the decoder's
         ({"encoder": "clip.om"}, False, "eager", 0, False),  # the decoder runs on another kind of device
         ({"encoder": "clip.om", "encoder_device": "npu:2"}, True, "eager", 2, False),
         ({"encoder": "clip.om", "encoder_process": True, "encoder_device": 2}, False, "eager", 2, True),
@@ -191,11 +192,10 @@ def test_a_missing_encoder_is_an_error_before_anything_is_read() -> None:
 def test_where_an_exported_encoder_runs(
     given: dict[str, Any], runs_om: bool, mode: str, device_id: int, own_process: bool
 ) -> None:
-    class NumberThree(CpuBackend):
-        device = torch.device("meta", 3)
+    class Other(CpuBackend):
         capabilities = Capabilities(dtypes=("float32",), runs_om=runs_om)
 
-    wanted = encoder_spec(CaptionerSpec(**given), backend=NumberThree(), mode=mode)
+    wanted = encoder_spec(CaptionerSpec(**given), backend=Other(), mode=mode)
 
     assert (wanted.device_id, wanted.own_process) == (device_id, own_process)
 

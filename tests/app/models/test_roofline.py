@@ -114,7 +114,8 @@ def test_counted_weights_are_those_of_the_modules() -> None:
         return sum(part.weight.numel() for part in module.modules() if isinstance(part, kinds))
 
     with device("meta"):
-        assert matrices(LlamaAdapterDecoder(DECODER)) == decoder_weights(DECODER)
+        for config in (DECODER, DECODER.share(1, 2)):
+            assert matrices(LlamaAdapterDecoder(config)) == decoder_weights(config)
         assert matrices(PictureEncoder(VISION)) == encoder_weights(VISION)
 
 

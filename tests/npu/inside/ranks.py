@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 
 import llama_adapter.app.models.parallel.group as group_module
 from llama_adapter.app.captioning.captioner import Captioner
+from llama_adapter.app.learning.training.ranks import TrainingRanks
 from llama_adapter.app.models.parallel import rank_process
 from llama_adapter.app.models.parallel.errors import RankError
 from llama_adapter.app.models.resources import sample_pictures
@@ -119,7 +120,15 @@ def _add_two(store: Any) -> None:
         for number in range(3):
             store.wait([f"go {number}"])
             dist.all_reduce(torch.full((4,), 2.0, device="npu"))
+        _training_sum(1)
         torch.npu.synchronize()
+
+
+def _training_sum(rank: int) -> list[float]:
+    """The sum of losses in a training run, which the host adds up in float64: HCCL adds no such numbers."""
+    ranks = object.__new__(TrainingRanks)
+    ranks.rank, ranks.size, ranks._device, ranks._timeout_s = rank, 2, torch.device("npu"), 600.0
+    return ranks.sum(torch.tensor([0.5, 3.0 + rank], dtype=torch.float64)).tolist()  # type: ignore[no-any-return]
 
 
 def _read_sums(store: Any, other: int) -> dict[str, Any]:
@@ -140,6 +149,8 @@ def _read_sums(store: Any, other: int) -> dict[str, Any]:
         store.set("go 2", "")
         work.wait()
         report["read after wait"] = (unwaited * 10).tolist()
+
+        report["training"] = _training_sum(0)
 
         os.waitpid(other, 0)
         lost = torch.ones(4, device="npu")

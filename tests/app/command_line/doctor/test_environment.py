@@ -295,7 +295,7 @@ def test_a_gpu_that_cannot_be_opened_is_broken_and_torch_is_not(is_old: bool, mo
 
     fault = "broken: cuda:1 cannot be opened (The driver is too old) [`nvidia-smi` shows its driver and memory; or pass"
     assert said["state"] == "ok"
-    assert in_a_line(said["gpus"]) == (f"{fault} `--device cpu`]" if is_old else "ok: 1 x Some GPU []")
+    assert in_a_line(said["gpus"]) == (f"{fault} `--device cpu`]" if is_old else "ok: 1 x Some GPU [cuda:0 is full]")
 
 
 def test_a_torch_npu_that_fails_to_load_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

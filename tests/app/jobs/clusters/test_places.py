@@ -71,11 +71,18 @@ def test_captioners_leave_room_for_readers_on_every_machine(cpus: int, actors: i
     assert max(Counter(place.machine for place in places).values()) == -(-actors // 2)
 
 
-@pytest.mark.parametrize(("device", "actors"), [("gpu-like", None), ("gpu-like", 2)])
-def test_a_device_that_the_cluster_has_not_is_a_usage_error(device: str, actors: int | None) -> None:
+@pytest.mark.parametrize(
+    ("device", "actors", "words"),
+    [
+        ("gpu-like", None, "The cluster has no GPU for --device gpu-like"),
+        ("gpu-like", 2, "--actors 2 needs 1 GPU of one machine"),
+        ("npu:0", 1, "The cluster has no NPU for --device npu:0"),  # an NPU's captioner is not put on a GPU
+    ],
+)
+def test_a_device_that_the_cluster_has_not_is_a_usage_error(device: str, actors: int | None, words: str) -> None:
     cluster = [machine("a", CPU=8)] if actors is None else [machine("a", CPU=8, GPU=1)]
 
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=words) as caught:
         plan_places(cluster, device=device, actors=actors)
 
     assert caught.value.hint

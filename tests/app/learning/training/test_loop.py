@@ -24,7 +24,7 @@ from llama_adapter.app.learning.training.checkpoint import (
     weight_shapes,
     write_checkpoint,
 )
-from llama_adapter.app.learning.training.ranks import TrainingRanks
+from llama_adapter.app.learning.training.ranks import TrainingRanks, device_name
 from llama_adapter.app.learning.training.run_log import COLUMNS, RunLog, read_log
 from llama_adapter.app.learning.training.stepping import NamedAdamW
 from llama_adapter.app.models.parallel.launch import Launched
@@ -99,6 +99,13 @@ def test_the_time_limit_and_the_watchdog_of_a_queued_library_hold(monkeypatch: p
     on_loopback = {"GLOO_SOCKET_IFNAME": "lo"}
     assert joined == [("nccl", timedelta(seconds=90), on_loopback)]
     assert environ == on_loopback, "groups that are made later read it too"
+
+
+def test_a_rank_opens_only_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "open_backend", None)
+    assert [device_name(wanted) for wanted in ("cuda", "npu", "npu:3", "cpu")] == ["cuda:1", "npu:1", "npu:3", "cpu"]
 
 
 def judged(state: LoopState, *evaluations: tuple[float, float]) -> list[tuple[bool, int]]:

@@ -25,6 +25,7 @@ from llama_adapter.app.models.parallel.launch import LOOPBACK, Launched, launche
 from llama_adapter.app.models.resources import sample_pictures
 from llama_adapter.app.models.spec import CaptionerSpec
 from llama_adapter.runtime.child_process import ChildProcess
+from llama_adapter.runtime.devices import CpuBackend
 from llama_adapter.runtime.errors import ExitCode
 from llama_adapter.runtime.problems import describe
 from tests.app.command import Run
@@ -240,19 +241,26 @@ def test_variables_that_are_set_in_part_or_wrong_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("change", "is_local"),
+    ("change", "is_local", "device"),
     [
-        ({"MASTER_ADDR": "127.0.0.1"}, True),
-        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "2"}, True),
-        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "1"}, False),
-        ({"MASTER_ADDR": "host0"}, False),
-        ({"WORLD_SIZE": "1"}, None),  # a single process has no ranks
-        ({"RANK": "", "WORLD_SIZE": ""}, None),
+        ({"MASTER_ADDR": "127.0.0.1"}, True, "npu:3"),
+        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "2"}, True, "npu:3"),
+        ({"MASTER_ADDR": "host0", "LOCAL_WORLD_SIZE": "1"}, False, "npu:2"),
+        ({"MASTER_ADDR": "host0"}, False, "npu:2"),  # a machine has one rank, unless LOCAL_RANK says otherwise
+        ({"MASTER_ADDR": "host0", "LOCAL_RANK": "1"}, False, "npu:3"),
+        ({"WORLD_SIZE": "1"}, None, None),  # a single process has no ranks
+        ({"RANK": "", "WORLD_SIZE": ""}, None, None),
     ],
 )
-def test_ranks_of_one_machine_are_told_from_those_of_several(change: dict[str, str], is_local: bool | None) -> None:
-    place = launched({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500", **change})
+def test_ranks_of_one_machine_are_told_from_those_of_several(
+    change: dict[str, str], is_local: bool | None, device: str | None
+) -> None:
+    place = launched({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500", **change})
     assert (place and place.is_local) is is_local
+    assert (place and rendezvous.device_of(place, "npu:2")) == device
+    group = RankGroup.__new__(RankGroup)
+    group._backend, group._children, group._place = CpuBackend(), {}, place  # type: ignore[assignment]
+    assert place is None or group.share_memory == is_local
 
 
 def test_the_store_of_ranks_on_this_machine_listens_on_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
