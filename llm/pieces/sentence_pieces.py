@@ -28,7 +28,7 @@ class SentencePieces:
     def __init__(self, data: bytes, *, name: str) -> None:
         """Read a model. `name` is used in messages.
 
-        Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
+        Raises CheckpointError if the bytes are not a SentencePiece model with begin, end and unknown pieces.
         """
         processor, reason = None, "the file is empty"
         if data.startswith(b"version https://git-lfs"):
@@ -44,9 +44,9 @@ class SentencePieces:
                 hint="the file is damaged, truncated or another model's; copy `tokenizer.model` again "
                 "(LLaMA-7B's has 499,723 bytes)",
             )
-        if processor.bos_id() < 0 or processor.eos_id() < 0:
+        if min(processor.bos_id(), processor.eos_id(), processor.unk_id()) < 0:
             raise CheckpointError(
-                f"`{name}` is a SentencePiece model without begin or end piece, so not LLaMA's tokenizer",
+                f"`{name}` is a SentencePiece model without begin, end or unknown piece, so not LLaMA's tokenizer",
                 hint="use the `tokenizer.model` that came with the LLaMA weights",
             )
         self._processor = processor
