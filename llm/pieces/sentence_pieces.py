@@ -36,8 +36,9 @@ class SentencePieces:
         elif data:
             try:
                 processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+                pieces = processor.id_to_piece(list(range(processor.get_piece_size())))
             except (RuntimeError, ValueError, OSError):
-                reason = f"its {len(data):,} bytes are not a SentencePiece model"
+                processor, reason = None, f"its {len(data):,} bytes are not a SentencePiece model"
         if processor is None:
             raise CheckpointError(
                 f"`{name}` is not a LLaMA tokenizer: {reason}",
@@ -57,13 +58,11 @@ class SentencePieces:
         self.unknown_id: int | None = processor.unk_id()
         self._unknown_length = len(processor.decode([self.unknown_id]))
         self._byte_of_id: dict[int, bytes] = {
-            piece_id: bytes.fromhex(processor.id_to_piece(piece_id)[3:5])
-            for piece_id in range(self.num_ids)
-            if processor.is_byte(piece_id)
+            piece_id: bytes.fromhex(piece[3:5]) for piece_id, piece in enumerate(pieces) if processor.is_byte(piece_id)
         }
         self.marks: Mapping[str, Mark] = {
-            self.name_of(piece_id): Mark(id=piece_id)
-            for piece_id in range(self.num_ids)
+            piece: Mark(id=piece_id)
+            for piece_id, piece in enumerate(pieces)
             if processor.is_control(piece_id) or processor.is_unknown(piece_id)
         }
 
