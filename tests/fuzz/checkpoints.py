@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
-from hypothesis.strategies import DrawFn, booleans, integers, sampled_from
+from hypothesis.strategies import DrawFn, booleans, integers
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -42,6 +42,7 @@ from tests.fuzz.mutators import (
     mutated_safetensors,
     mutated_zip,
     one_in,
+    one_of,
     words,
 )
 from tests.fuzz.target import Target, refused, scratch, written
@@ -315,7 +316,7 @@ def _mutated_pickle(draw: DrawFn, data: bytes) -> bytes:
     places = [at for at, byte in enumerate(data) if byte in b"KMJ"]
     if not places or draw(booleans()):
         return _pickle_bytes(draw, data)
-    at = draw(sampled_from(places))
+    at = one_of(draw, places)
     width = {b"K"[0]: 1, b"M"[0]: 2, b"J"[0]: 4}[data[at]]
     if one_in(draw, 3):  # an integer of eight bytes
         number = b"\x8a\x08" + draw(integers(0, 2**63 - 1)).to_bytes(8, "little")
@@ -376,7 +377,7 @@ TARGETS = (
         *("card", card, lambda: {"tiny": _made_card().to_json().encode()}),
         mutated_json(*words("clip query version fingerprint rgb bgr")),
     ),
-    Target("ood_detector", ood_detector, _familiar, _tensors),
+    Target("ood_detector", ood_detector, _familiar, either(_tensors, flipped)),
     Target(
         *("tokenizer", tokenizer, lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()}),
         either(flipped, flipped, _tokens),

@@ -65,6 +65,11 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
+def one_of(draw: DrawFn, values: Sequence[Any]) -> Any:
+    """One of values that differ each time. `sampled_from` would look at each of them."""
+    return values[draw(integers(0, len(values) - 1))]
+
+
 def one_in(draw: DrawFn, number: int) -> bool:
     return draw(integers(1, number)) == number
 
@@ -109,7 +114,7 @@ def flipped(draw: DrawFn, data: bytes) -> bytes:
 
 def either(*mutators: Mutator) -> Mutator:
     """Use one of these mutators each time; a mutator that is given twice is used more often."""
-    return lambda draw, data: draw(sampled_from(mutators))(draw, data)
+    return lambda draw, data: one_of(draw, mutators)(draw, data)
 
 
 # JSON
@@ -147,8 +152,8 @@ def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
 def _change_value(draw: DrawFn, root: list[Any], new: Any, keys: Any) -> None:
     """Make one change somewhere in a value."""
     places = list(_places(root)) or [([None], 0)]
-    parent, key = draw(sampled_from(places))
-    other, its = draw(sampled_from(places))
+    parent, key = one_of(draw, places)
+    other, its = one_of(draw, places)
     match draw(integers(0, 7)):
         case 0:
             del parent[key]
@@ -166,7 +171,7 @@ def _change_value(draw: DrawFn, root: list[Any], new: Any, keys: Any) -> None:
             at = draw(integers(0, len(parent[key])))
             parent[key] = parent[key][:at] + str(draw(new))[:400] + parent[key][at + draw(integers(0, 5)) :]
         case 5 if isinstance(parent[key], int | float):
-            parent[key] = draw(sampled_from((-parent[key], parent[key] + 1, parent[key] * 1000, parent[key] / 2)))
+            parent[key] = one_of(draw, (-parent[key], parent[key] + 1, parent[key] * 1000, parent[key] / 2))
         case _:
             parent[key] = copy.deepcopy(draw(new))
 
@@ -228,9 +233,9 @@ def mutated_zip(inner: Mapping[str, Mutator], *, names: Sequence[str] = ()) -> M
             case 0:
                 del entries[at]
             case 1:
-                entries.append((name, draw(sampled_from(entries))[1]))
+                entries.append((name, one_of(draw, entries)[1]))
             case 2:
-                name = draw(sampled_from((*names, name + "x", name[1:], "", "../" + name, "/" + name)))
+                name = one_of(draw, (*names, name + "x", name[1:], "", "../" + name, "/" + name))
                 entries[at] = (name, content)
             case 3 if names:
                 entries.append((draw(sampled_from(names)), content))
@@ -263,7 +268,7 @@ def mutated_safetensors(header: Mutator) -> Mutator:
             return as_bytes(draw, data)
         text, numbers = data[8 : 8 + length], data[8 + length :]
         if one_in(draw, 7):
-            numbers = draw(sampled_from((numbers[:-1], numbers + b"\0" * 8, b"", as_bytes(draw, numbers))))
+            numbers = one_of(draw, (numbers[:-1], numbers + b"\0" * 8, b"", as_bytes(draw, numbers)))
         else:
             text = header(draw, text)
         said = draw(sampled_from(_NUMBERS)) if one_in(draw, 20) else len(text)
@@ -281,7 +286,7 @@ def mutated_metadata(*words: Any) -> Mutator:
             (size,) = struct.unpack_from("<Q", data)
             header = json.loads(data[8 : 8 + size])
             texts = header["__metadata__"]
-            name = draw(sampled_from(sorted(texts)))
+            name = one_of(draw, sorted(texts))
             texts[name] = as_json(draw, texts[name].encode()).decode(errors="replace")
             changed = json.dumps(header).encode()
         except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
@@ -303,7 +308,7 @@ def _moved(draw: DrawFn, pieces: list[Any], at: int) -> bool:
         case 0:
             del pieces[at]
         case 1:
-            pieces[at:at] = [draw(sampled_from(pieces))] * draw(_COPIES)
+            pieces[at:at] = [one_of(draw, pieces)] * draw(_COPIES)
         case 2 if len(pieces) < 100:
             pieces[:] = draw(permutations(pieces))
         case _:
@@ -329,7 +334,7 @@ def mutated_png(draw: DrawFn, data: bytes) -> bytes:
         match draw(integers(0, 4)):
             case 0:
                 packed = (content[:64], b"k\0\0" + zlib.compress(b"x" * 4096), b"Exif\0\0II*\0\x08\0\0\0")
-                chunks[place:place] = [(draw(_PNG_KINDS), draw(sampled_from(packed)))]
+                chunks[place:place] = [(draw(_PNG_KINDS), one_of(draw, packed))]
             case 1 | 2 if kind in (b"IDAT", b"fdAT"):
                 try:
                     rows = zlib.decompress(content)
@@ -383,7 +388,7 @@ def mutated_tar(draw: DrawFn, data: bytes) -> bytes:
     size = tarfile.BLOCKSIZE
     blocks = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
     headers = [at for at, block in enumerate(blocks) if block[257:262] == b"ustar"] or [0]
-    at = draw(sampled_from(headers))
+    at = one_of(draw, headers)
     if not _moved(draw, blocks, at):
         if one_in(draw, 4):
             other = draw(integers(0, len(blocks) - 1))

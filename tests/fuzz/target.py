@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hypothesis.strategies import SearchStrategy, composite, sampled_from
+from hypothesis.strategies import SearchStrategy, composite
 
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
-from tests.fuzz.mutators import Mutator
+from tests.fuzz.mutators import Mutator, one_of
 
 CORPUS = Path(__file__).with_name("corpus")  # inputs that have revealed a bug, by target
 MAX_BYTES = 2**18  # of an input
@@ -43,8 +43,8 @@ class Target:
 
     def changed(self, good: Sequence[bytes]) -> SearchStrategy[bytes]:
         """One of the inputs with changes; half of the time, one of the last 20."""
-        one_of_them = sampled_from(good) | sampled_from(good[-20:])
-        return composite(lambda draw: self.mutate(draw, draw(one_of_them))[:MAX_BYTES])()
+        several = (good, good[-20:])
+        return composite(lambda draw: self.mutate(draw, one_of(draw, one_of(draw, several)))[:MAX_BYTES])()
 
 
 @cache

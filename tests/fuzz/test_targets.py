@@ -52,7 +52,7 @@ def bounded_time(stack: Path) -> Iterator[None]:
 
 
 def explore(target: Target, good: dict[str, bytes], file: Path) -> int:
-    """Change good inputs, as often as the profile says. Inputs with new outcomes are added to the good ones.
+    """Change good inputs, half as often as the profile says. Inputs with new outcomes are added to the good ones.
 
     The file has the last input. After a failure that is the smallest that hypothesis found, or one that has ended the
     process; where that took too long, a file beside it has the stack. Returns the number of inputs.
@@ -61,6 +61,7 @@ def explore(target: Target, good: dict[str, bytes], file: Path) -> int:
     tried = 0
 
     @settings(
+        max_examples=settings.default.max_examples // 2,
         deadline=timedelta(seconds=LIMIT_S) if MINUTES else None,
         phases=(Phase.generate, Phase.shrink),
         database=None,
