@@ -43,7 +43,7 @@ def check_fields(values: Any, fields: Mapping[str, type | tuple[type, ...]], *, 
         kinds = wanted if isinstance(wanted, tuple) else (wanted,)
         if type(values[name]) not in kinds:
             told = " or ".join(_KINDS[kind] for kind in kinds)
-            raise ValueError(f"{name} of {what} must be {told}, and is {told_kind(values[name])}")
+            raise ValueError(f"{shown_excerpt(name)} of {what} must be {told}, and is {told_kind(values[name])}")
 
 
 def check_mapping(values: Any, kind: type, *, what: str) -> None:

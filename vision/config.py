@@ -173,7 +173,7 @@ def stored_values(config: ClipConfig) -> dict[str, Any]:
 
 def clip_config(values: Mapping[str, Any]) -> ClipConfig:
     """Inverse of `stored_values`. Raises TypeError for unknown or missing fields, ValueError for bad values."""
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    lists = {name: tuple(value) for name, value in {**values}.items() if isinstance(value, list)}
     return ClipConfig(**{**values, **lists})
 
 

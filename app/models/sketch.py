@@ -36,7 +36,7 @@ def _sketch(config: HalfConfig) -> nn.Module:
     try:
         with torch.device("meta"):
             return PictureEncoder(config) if isinstance(config, VisionConfig) else LlamaAdapterDecoder(config)
-    except (RuntimeError, TypeError):  # TypeError: a dimension needs more than 64 bits
+    except (RuntimeError, TypeError, OverflowError):  # the last two: a dimension needs more than 64 bits
         raise CheckpointError("The configuration asks for tensors larger than any memory", hint=DAMAGED) from None
 
 

@@ -28,7 +28,7 @@ class SentencePieces:
     def __init__(self, data: bytes, *, name: str) -> None:
         """Read a model. `name` is used in messages.
 
-        Raises CheckpointError if the bytes are not a SentencePiece model with begin and end pieces.
+        Raises CheckpointError if the bytes are not a SentencePiece model with begin, end and unknown pieces.
         """
         processor, reason = None, "the file is empty"
         if data.startswith(b"version https://git-lfs"):
@@ -36,17 +36,18 @@ class SentencePieces:
         elif data:
             try:
                 processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+                pieces = processor.id_to_piece(list(range(processor.get_piece_size())))
             except (RuntimeError, ValueError, OSError):
-                reason = f"its {len(data):,} bytes are not a SentencePiece model"
+                processor, reason = None, f"its {len(data):,} bytes are not a SentencePiece model"
         if processor is None:
             raise CheckpointError(
                 f"`{name}` is not a LLaMA tokenizer: {reason}",
                 hint="the file is damaged, truncated or another model's; copy `tokenizer.model` again "
                 "(LLaMA-7B's has 499,723 bytes)",
             )
-        if processor.bos_id() < 0 or processor.eos_id() < 0:
+        if min(processor.bos_id(), processor.eos_id(), processor.unk_id()) < 0:
             raise CheckpointError(
-                f"`{name}` is a SentencePiece model without begin or end piece, so not LLaMA's tokenizer",
+                f"`{name}` is a SentencePiece model without begin, end or unknown piece, so not LLaMA's tokenizer",
                 hint="use the `tokenizer.model` that came with the LLaMA weights",
             )
         self._processor = processor
@@ -57,13 +58,11 @@ class SentencePieces:
         self.unknown_id: int | None = processor.unk_id()
         self._unknown_length = len(processor.decode([self.unknown_id]))
         self._byte_of_id: dict[int, bytes] = {
-            piece_id: bytes.fromhex(processor.id_to_piece(piece_id)[3:5])
-            for piece_id in range(self.num_ids)
-            if processor.is_byte(piece_id)
+            piece_id: bytes.fromhex(piece[3:5]) for piece_id, piece in enumerate(pieces) if processor.is_byte(piece_id)
         }
         self.marks: Mapping[str, Mark] = {
-            self.name_of(piece_id): Mark(id=piece_id)
-            for piece_id in range(self.num_ids)
+            piece: Mark(id=piece_id)
+            for piece_id, piece in enumerate(pieces)
             if processor.is_control(piece_id) or processor.is_unknown(piece_id)
         }
 

@@ -5,14 +5,14 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType
+from hypothesis.strategies import DrawFn, booleans, integers
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -34,7 +34,17 @@ from llama_adapter.vision.card import EncoderCard
 from llama_adapter.vision.config import ClipConfig, QueryConfig, VisionConfig
 from llama_adapter.vision.encoder import PictureEncoder
 from llama_adapter.vision.out_of_distribution import read_familiarity
-from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_safetensors, mutated_zip, words
+from tests.fuzz.mutators import (
+    either,
+    flipped,
+    mutated_bytes,
+    mutated_json,
+    mutated_safetensors,
+    mutated_zip,
+    one_in,
+    one_of,
+    words,
+)
 from tests.fuzz.target import Target, refused, scratch, written
 from tests.llm.gguf_files import write_gguf
 
@@ -301,21 +311,18 @@ def _familiar() -> dict[str, bytes]:
     return {"small": save({name: torch.ones(shape) for name, shape in shapes.items()})}
 
 
-def _mutated_pickle(data: bytes, random: Random) -> bytes:
-    """Change integers in a pickle or replace names; otherwise mutate bytes."""
-    if random.random() < 0.5:
-        return _pickle_bytes(data, random)
-    content = bytearray(data)
-    places = [at for at, byte in enumerate(content) if byte in b"KMJ"]
-    if places:
-        at = random.choice(places)
-        width = {b"K"[0]: 1, b"M"[0]: 2, b"J"[0]: 4}[content[at]]
-        number = random.choice((0, 1, 2, 255, 65535, 2**31 - 1, 2**32 - 1, random.getrandbits(32)))
-        if random.random() < 0.3:  # replace it by an eight-byte integer
-            content[at : at + 1 + width] = b"\x8a\x08" + random.getrandbits(63).to_bytes(8, "little")
-        else:
-            content[at + 1 : at + 1 + width] = (number & (256**width - 1)).to_bytes(width, "little")
-    return bytes(content)
+def _mutated_pickle(draw: DrawFn, data: bytes) -> bytes:
+    """Change an integer in a pickle; otherwise mutate bytes."""
+    places = [at for at, byte in enumerate(data) if byte in b"KMJ"]
+    if not places or draw(booleans()):
+        return _pickle_bytes(draw, data)
+    at = one_of(draw, places)
+    width = {b"K"[0]: 1, b"M"[0]: 2, b"J"[0]: 4}[data[at]]
+    if one_in(draw, 3):  # an integer of eight bytes
+        number = b"\x8a\x08" + draw(integers(0, 2**63 - 1)).to_bytes(8, "little")
+    else:
+        number = data[at : at + 1] + draw(integers(0, 256**width - 1)).to_bytes(width, "little")
+    return data[:at] + number + data[at + 1 + width :]
 
 
 _HARMLESS = (b"cbuiltins\nlen\n", b"ccollections\nOrderedDict\n", b"ctorch._utils\n_rebuild_tensor_v2\n")
@@ -339,8 +346,8 @@ _tensors = mutated_safetensors(
 )
 
 
-def _mutate_clip(data: bytes, random: Random) -> bytes:
-    return (_zipped if data.startswith(b"PK") else _tensors)(data, random)
+def _mutate_clip(draw: DrawFn, data: bytes) -> bytes:
+    return (_zipped if data.startswith(b"PK") else _tensors)(draw, data)
 
 
 _SIZES = (
@@ -357,22 +364,21 @@ _hf_config = mutated_json(
     *({"rope_type": "default"}, {"type": "yarn", "factor": 2}, {"full_attention": {"rope_type": "linear"}}),
 )
 _manifest = mutated_json(*_SIZES, *words("files llm vision precision int8 float16 ../x DecoderConfig"))
-_target = partial(Target, max_bytes=2**18, quick_rounds=60)
 TARGETS = (
-    _target("meta-weights", meta_weights, _metas, _zipped),
-    _target("meta-params", meta_params, lambda: {"small": _params()}, mutated_json(*_SIZES)),
-    _target("huggingface-weights", huggingface_weights, lambda: {"small": save(_as_huggingface())}, _tensors),
-    _target("huggingface-config", huggingface_config, lambda: {"small": _config()}, _hf_config),
-    _target("gguf", gguf, _ggufs, mutated_bytes(*_GGUF_PIECES)),
-    _target("adapter", adapter, _adapters, _zipped),
-    _target("clip", clip, _clips, _mutate_clip),
-    _target("bundle", bundle, lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()}, _manifest),
-    _target(
+    Target("meta-weights", meta_weights, _metas, _zipped),
+    Target("meta-params", meta_params, lambda: {"small": _params()}, mutated_json(*_SIZES)),
+    Target("huggingface-weights", huggingface_weights, lambda: {"small": save(_as_huggingface())}, _tensors),
+    Target("huggingface-config", huggingface_config, lambda: {"small": _config()}, _hf_config),
+    Target("gguf", gguf, _ggufs, either(flipped, mutated_bytes(*_GGUF_PIECES))),
+    Target("adapter", adapter, _adapters, _zipped),
+    Target("clip", clip, _clips, _mutate_clip),
+    Target("bundle", bundle, lambda: {"embedded": (Path(embedded_model()) / MANIFEST).read_bytes()}, _manifest),
+    Target(
         *("card", card, lambda: {"tiny": _made_card().to_json().encode()}),
         mutated_json(*words("clip query version fingerprint rgb bgr")),
     ),
-    _target("ood_detector", ood_detector, _familiar, _tensors),
-    _target(
+    Target("ood_detector", ood_detector, _familiar, either(_tensors, flipped)),
+    Target(
         *("tokenizer", tokenizer, lambda: {"golden": (_GOLDEN / "LLaMA/tokenizer.model").read_bytes()}),
         either(flipped, flipped, _tokens),
     ),

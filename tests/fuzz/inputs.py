@@ -222,5 +222,5 @@ TARGETS = (
     Target("known-sets", known_sets, _json_layouts, mutated_json(*_WORDS, *_LAYOUT_WORDS)),
     Target("sheet", sheet, lambda: {"questions": _SHEET}, _text),
     Target("list", names, lambda: _LISTS, _text),
-    Target("tar", tar, _archives, mutated_tar, limit_s=20.0),
+    Target("tar", tar, _archives, mutated_tar),
 )

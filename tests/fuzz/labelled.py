@@ -14,7 +14,7 @@ from llama_adapter.app.learning.labelled.reading import read_examples
 from llama_adapter.app.pictures.inputs.items import InputsError, LeftOut
 from llama_adapter.app.pictures.inputs.xmp import description_of, with_description
 from tests.app.pictures.inputs.files import tar_bytes
-from tests.fuzz.mutators import either, mutated_bytes, mutated_json, mutated_tar, words
+from tests.fuzz.mutators import either, flipped, mutated_bytes, mutated_json, mutated_tar, words
 from tests.fuzz.target import Target, new_folder, refused, written
 
 _MOST_FILES: Final = 40
@@ -172,7 +172,7 @@ def _xmps() -> dict[str, bytes]:
 
 
 TARGETS = (
-    Target("xmp", xmp, _xmps, mutated_bytes(*_XMP_WORDS)),
+    Target("xmp", xmp, _xmps, either(flipped, mutated_bytes(*_XMP_WORDS))),
     Target("folder", folder, _trees, mutated_json(*_TREE_WORDS)),
     Target("samples", samples, _archives, either(mutated_tar, mutated_bytes())),
 )

@@ -1,7 +1,7 @@
-"""Seeded mutations for formats: bytes, JSON, lines, zips, safetensors, PNG, JPEG and tar.
+"""Changes to good inputs, drawn by hypothesis: bytes, JSON, lines, zips, safetensors, PNG, JPEG and tar.
 
-Each mutator takes an input and a random generator, and returns another input. It changes the content inside the
-container. Most of the time it corrects checksums and lengths afterwards; otherwise nearly every mutation would fail at
+Each mutator takes hypothesis's `draw` and an input, and returns another input. It changes the content inside the
+container. Most of the time it corrects checksums and lengths afterwards; otherwise nearly every change would fail at
 the first check.
 """
 
@@ -9,26 +9,54 @@ import copy
 import gzip
 import io
 import json
+import re
 import struct
 import tarfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from random import Random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.bad_files import chunk
-from tests.fuzz.target import Mutator
+from hypothesis.strategies import (
+    DrawFn,
+    binary,
+    booleans,
+    dictionaries,
+    floats,
+    integers,
+    lists,
+    none,
+    permutations,
+    recursive,
+    sampled_from,
+    text,
+)
 
+from tests.bad_files import chunk
+
+Mutator = Callable[[DrawFn, bytes], bytes]
+
+_LENGTHS = sampled_from((0, 0, 1, 2, 4, 8, 16, 64, 256, 4096))
+_COPIES = sampled_from((2, 2, 17, 50))
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 2**63 - 1, 2**64 - 1)
-_MOST_PLACES = 5_000
-_RAW = "@raw:"  # marks values that the json module cannot write; they are replaced in the text
-_VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 0.5, -0.0, 1e308, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30),
-    *("", " ", "a", "0", "\0", "\n", "\x1b[31m", "\u202e", "\ud800", "é", "😀", "x" * 300, "../..", "/etc/passwd"),
-    *([], {}, [[]], [None], {"": None}, {"path": "/etc/passwd"}, {"type": "text"}),
-    *(f"{_RAW}{text}@" for text in ("NaN", "-Infinity", "1e999", "9" * 400, "9" * 5_000, "1.0", "[" * 2_000)),
+_PACKED = [
+    number.to_bytes(width, order)
+    for number in _NUMBERS
+    for width in (1, 2, 4, 8)
+    for order in ("little", "big")
+    if number < 256**width
+]
+_RAW = "@raw:{}@"  # values that the json module cannot write
+_JSON_VALUES = (
+    *("\0", "\n", "\x1b[31m", "\u202e", "\ud800", "😀", "x" * 300, "../..", "/etc/passwd", 2**63, 10**30, 1e308, -0.0),
+    *({"": None}, {"path": "/etc/passwd"}, {"type": "text"}),
+    *(_RAW.format(value) for value in ("NaN", "1e999", "9" * 400, "9" * 5_000, "1.0", "[" * 2_000)),
+)
+_ANY_JSON = recursive(
+    none() | booleans() | integers() | floats() | text(max_size=8),
+    lambda inner: lists(inner, max_size=3) | dictionaries(text(max_size=8), inner, max_size=3),
+    max_leaves=5,
 )
 
 
@@ -37,165 +65,143 @@ def words(text: str) -> list[str]:
     return text.split()
 
 
-def mutated_bytes(*tokens: bytes, most: int = 4) -> Mutator:
-    """Flip bits, and remove, duplicate, move and insert pieces; `tokens` are pieces with a meaning in the format."""
+def one_of(draw: DrawFn, values: Sequence[Any]) -> Any:
+    """One of values that differ each time. `sampled_from` would look at each of them."""
+    return values[draw(integers(0, len(values) - 1))]
 
-    def mutate(data: bytes, random: Random) -> bytes:
-        content = bytearray(data)
-        for _ in range(random.randint(1, most)):
-            _change(content, random, tokens)
-        return bytes(content)
+
+def one_in(draw: DrawFn, number: int) -> bool:
+    return draw(integers(1, number)) == number
+
+
+def mutated_bytes(*tokens: bytes, most: int = 4) -> Mutator:
+    """Remove, repeat, move, overwrite and insert pieces; `tokens` are pieces with a meaning in the format."""
+    pieces = sampled_from(_PACKED) | binary(max_size=8) | sampled_from(tokens or _PACKED)
+
+    def mutate(draw: DrawFn, data: bytes) -> bytes:
+        for _ in range(draw(integers(1, most))):
+            start, other, length = draw(integers(0, len(data))), draw(integers(0, len(data))), draw(_LENGTHS)
+            end, piece = start + length, b""
+            match draw(integers(0, 9)):
+                case 0:  # the rest is cut off
+                    end = len(data)
+                case 1:
+                    end += 1
+                case 2:
+                    piece = data[start:end] * draw(_COPIES)
+                case 3:
+                    piece = data[other : other + length]
+                case 4 | 5:
+                    end, piece = start + 1, bytes(byte ^ 1 << draw(integers(0, 7)) for byte in data[start : start + 1])
+                case 6 | 7 | 8:
+                    piece = draw(pieces)
+                    end = start + len(piece)
+                case _:
+                    piece = draw(pieces)
+            data = data[:start] + piece + data[end:]
+        return data
 
     return mutate
 
 
-def _change(content: bytearray, random: Random, tokens: Sequence[bytes]) -> None:
-    size = len(content)
-    at = random.randrange(size + 1)
-    length = min(size - at, random.choice((1, 2, 4, 8, 16, 64, 256, 4096)))
-    match random.randrange(10 if tokens else 8):
-        case 0 if at < size:
-            content[at] ^= 1 << random.randrange(8)
-        case 1 if at < size:
-            content[at] = random.choice((0, 1, 0x0A, 0x20, 0x22, 0x7F, 0x80, 0xFF, random.randrange(256)))
-        case 2:
-            del content[at : at + length]
-        case 3:
-            content[at:at] = content[at : at + length] * random.choice((1, 1, 2, 16))
-        case 4:
-            del content[at:]
-        case 5:
-            width, order = random.choice((1, 2, 4, 8)), random.choice(("little", "big"))
-            number = random.choice(_NUMBERS) & (256**width - 1)
-            content[at : at + width] = number.to_bytes(width, order)  # type: ignore[arg-type]
-        case 6:
-            other = random.randrange(size + 1)
-            content[at : at + length] = content[other : other + length]
-        case 7:
-            content[at:at] = random.randbytes(random.choice((1, 2, 8)))
-        case 8:
-            content[at:at] = random.choice(tokens)
-        case 9:
-            content[at : at + length] = random.choice(tokens)
-        case _:
-            content[at:at] = b"\0"
-
-
-def flipped(data: bytes, random: Random) -> bytes:
-    """Flip bits or set bytes, one to three times, so that all lengths stay correct."""
+def flipped(draw: DrawFn, data: bytes) -> bytes:
+    """Set one to three bytes, so that all lengths stay correct."""
     content = bytearray(data)
-    for _ in range(random.randint(1, 3)):
-        if content:
-            at = random.randrange(len(content))
-            content[at] = random.choice((content[at] ^ 1 << random.randrange(8), 0, 1, 0x7F, 0xFF))
+    for _ in range(draw(integers(1, 3)) if data else 0):
+        content[draw(integers(0, len(data) - 1))] = draw(integers(0, 255))
     return bytes(content)
 
 
 def either(*mutators: Mutator) -> Mutator:
     """Use one of these mutators each time; a mutator that is given twice is used more often."""
-    return lambda data, random: random.choice(mutators)(data, random)
+    return lambda draw, data: one_of(draw, mutators)(draw, data)
 
 
 # JSON
 
 
 def mutated_json(*words: Any) -> Mutator:
-    """Replace, remove, duplicate, move and nest values; `words` are keys and values with a meaning in the format."""
+    """Replace, remove, rename, copy and nest values; `words` are keys and values with a meaning in the format."""
     as_bytes = mutated_bytes(b'"', b",", b"{", b"}", b"[", b"]", b"\\", b"\\ud800", b"null", b"NaN", b"\xef\xbb\xbf")
+    new = _ANY_JSON | sampled_from((*_JSON_VALUES, *words)) | sampled_from(words or _JSON_VALUES)
+    keys = sampled_from([str(word) for word in words] or ["x"]) | text(max_size=3)
 
-    def mutate(data: bytes, random: Random) -> bytes:
+    def mutate(draw: DrawFn, data: bytes) -> bytes:
         try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            return as_bytes(data, random)
-        try:
-            for _ in range(random.randint(1, 3)):
-                value = _changed_value(value, random, words)
-            text = json.dumps(value, ensure_ascii=random.random() < 0.5)
+            root = [json.loads(data)]
+            for _ in range(draw(integers(1, 3))):
+                _change_value(draw, root, new, keys)
+            changed = json.dumps(root[0] if root else None, ensure_ascii=draw(booleans()))
         except (ValueError, OverflowError, RecursionError):
-            return as_bytes(data, random)
-        while (start := text.find(f'"{_RAW}')) >= 0 and (end := text.find('@"', start)) >= 0:
-            text = text[:start] + text[start + 1 + len(_RAW) : end] + text[end + 2 :]
-        changed = text.encode(errors="surrogatepass" if random.random() < 0.2 else "backslashreplace")
-        return as_bytes(changed, random) if random.random() < 0.15 else changed
+            return as_bytes(draw, data)
+        changed = re.sub(f'"{_RAW.format("(.*?)")}"', r"\1", changed)
+        told = changed.encode(errors="surrogatepass" if one_in(draw, 5) else "backslashreplace")
+        return as_bytes(draw, told) if one_in(draw, 7) else told
 
     return mutate
 
 
-def _changed_value(root: Any, random: Random, words: Sequence[Any]) -> Any:
+def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
+    """Each container inside a container, with each of its keys."""
+    for key in list(holder) if isinstance(holder, dict) else range(len(holder)):
+        yield holder, key
+        if isinstance(holder[key], dict | list):
+            yield from _places(holder[key])
+
+
+def _change_value(draw: DrawFn, root: list[Any], new: Any, keys: Any) -> None:
     """Make one change somewhere in a value."""
-    holder = [root]
-    places: list[tuple[Any, Any]] = []  # the container of each value, and its key in the container
-    pending: list[Any] = [holder]
-    while pending and len(places) < _MOST_PLACES:
-        one = pending.pop()
-        keys: Sequence[Any] = list(one) if isinstance(one, dict) else range(len(one))
-        for key in keys:
-            places.append((one, key))
-            if isinstance(one[key], dict | list):
-                pending.append(one[key])
-    parent, key = random.choice(places)
-    if isinstance(parent[key], dict | list) and random.random() < 0.5:  # prefer values inside it
-        parent, key = random.choice(places)
-    new = copy.deepcopy(random.choice((random.choice(_VALUES), random.choice(words or _VALUES))))
-    match random.randrange(9):
-        case 0 | 1:
-            parent[key] = new
+    places = list(_places(root)) or [([None], 0)]
+    parent, key = one_of(draw, places)
+    other, its = one_of(draw, places)
+    match draw(integers(0, 7)):
+        case 0:
+            del parent[key]
+        case 1 if isinstance(parent, dict):
+            parent[draw(keys)] = copy.deepcopy(other[its])
+        case 1:
+            parent.insert(key, copy.deepcopy(other[its]))
         case 2:
-            if parent is not holder:
-                del parent[key]
+            parent[key] = copy.deepcopy(other[its])
         case 3:
-            if isinstance(parent, dict):
-                parent[str(random.choice(words or ("", "x", "\0", "__class__")))] = copy.deepcopy(parent[key])
-            else:
-                parent.insert(key, copy.deepcopy(parent[key]))
+            parent[key] = [copy.deepcopy(parent[key]) for _ in range(draw(_COPIES))]
         case 4:
-            other, its = random.choice(places)
-            if not isinstance(other[its], dict | list):  # otherwise a value could contain itself
-                parent[key] = other[its]
-        case 5:
-            parent[key] = [copy.deepcopy(parent[key]) for _ in range(random.choice((1, 2, 40)))]
-        case 6:
-            parent[key] = {str(random.choice(words or ("x",))): parent[key]}
-        case 7 if isinstance(parent[key], str):
-            text = parent[key]
-            at = random.randrange(len(text) + 1)
-            parent[key] = text[:at] + str(new)[:400] + text[at + random.choice((0, 1, 5)) :]
-        case 8 if isinstance(parent[key], int | float) and not isinstance(parent[key], bool):
-            parent[key] = random.choice((-parent[key], parent[key] + 1, parent[key] * 1000, parent[key] / 2))
+            parent[key] = {draw(keys): parent[key]}
+        case 5 if isinstance(parent[key], str):
+            at = draw(integers(0, len(parent[key])))
+            parent[key] = parent[key][:at] + str(draw(new))[:400] + parent[key][at + draw(integers(0, 5)) :]
+        case 5 if isinstance(parent[key], int | float):
+            parent[key] = one_of(draw, (-parent[key], parent[key] + 1, parent[key] * 1000, parent[key] / 2))
         case _:
-            parent[key] = new
-    return holder[0] if holder else None
+            parent[key] = copy.deepcopy(draw(new))
 
 
 # Lines
 
 
 def mutated_lines(inner: Mutator) -> Mutator:
-    """Change lines with `inner`; remove, duplicate, move, join and split them; use line ends of other systems."""
+    """Change lines with `inner`; remove, repeat, move, join and insert them; use line ends of other systems."""
 
-    def mutate(data: bytes, random: Random) -> bytes:
+    def mutate(draw: DrawFn, data: bytes) -> bytes:
         lines = data.split(b"\n")
-        at = random.randrange(len(lines))
-        match random.randrange(12):
-            case 0 | 1 | 2 | 3:
-                lines[at] = inner(lines[at], random)
-            case 4:
+        at, other = draw(integers(0, len(lines) - 1)), draw(integers(0, len(lines) - 1))
+        match draw(integers(0, 8)):
+            case 0:
                 del lines[at]
+            case 1:
+                lines[at:at] = [lines[other]] * draw(_COPIES)
+            case 2:
+                lines[at], lines[other] = lines[other], lines[at]
+            case 3:
+                return draw(sampled_from((b" ", b"", b"\r", b"\r\n", b"\0", b"\n\n"))).join(lines)
+            case 4:
+                lines[at] += draw(sampled_from((b"\r", b" ", b"\0", b"#", b",", b"}")))
             case 5:
-                lines[at:at] = [random.choice(lines)] * random.choice((1, 1, 30))
+                lines[at:at] = [draw(sampled_from((b"", b" ", b"# x", b"null", b"[]", b"{}", b"\xff")))]
             case 6:
-                random.shuffle(lines)
-            case 7:
-                return random.choice((b" ", b"", b"\r", b"\r\n", b"\0", b"\n\n")).join(lines)
-            case 8:
-                lines[at] += random.choice((b"\r", b" ", b"\0", b"#", b",", b"}"))
-            case 9:
-                lines[at:at] = [random.choice((b"", b" ", b"# x", b"null", b"[]", b"{}", b"\xff"))]
-            case 10:
-                return data[: random.randrange(len(data) + 1)]
+                lines[at : at + 2] = [draw(sampled_from((b"", b" ", b","))).join(lines[at : at + 2])]
             case _:
-                lines[at : at + 2] = [random.choice((b"", b" ", b",")).join(lines[at : at + 2])]
+                lines[at] = inner(draw, lines[at])
         return b"\n".join(lines)
 
     return mutate
@@ -211,39 +217,41 @@ def mutated_zip(inner: Mapping[str, Mutator], *, names: Sequence[str] = ()) -> M
     """
     as_bytes = mutated_bytes(b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07")
 
-    def mutate(data: bytes, random: Random) -> bytes:
-        if random.random() < 0.2:
-            return as_bytes(data, random)
+    def mutate(draw: DrawFn, data: bytes) -> bytes:
+        if one_in(draw, 5):
+            return as_bytes(draw, data)
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 entries = [(info.filename, archive.read(info)) for info in archive.infolist()]
         except Exception:
-            return as_bytes(data, random)
+            return as_bytes(draw, data)
         if not entries:
-            return as_bytes(data, random)
-        at = random.randrange(len(entries))
+            return as_bytes(draw, data)
+        at = draw(integers(0, len(entries) - 1))
         name, content = entries[at]
-        match random.randrange(8):
+        match draw(integers(0, 7)):
             case 0:
                 del entries[at]
             case 1:
-                entries.append((name, random.choice(entries)[1]))
+                entries.append((name, one_of(draw, entries)[1]))
             case 2:
-                entries[at] = (random.choice((*names, name + "x", name[1:], "", "../" + name, "/" + name)), content)
+                name = one_of(draw, (*names, name + "x", name[1:], "", "../" + name, "/" + name))
+                entries[at] = (name, content)
             case 3 if names:
-                entries.append((random.choice(names), content))
+                entries.append((draw(sampled_from(names)), content))
             case _:
                 change = next(mutator for end, mutator in inner.items() if name.endswith(end))
-                entries[at] = (name, change(content, random))
-        method = zipfile.ZIP_DEFLATED if random.random() < 0.2 else zipfile.ZIP_STORED
+                entries[at] = (name, change(draw, content))
+        method = zipfile.ZIP_DEFLATED if one_in(draw, 5) else zipfile.ZIP_STORED
+        link = draw(integers(0, 50))  # the number of an entry that becomes a symbolic link
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", method) as archive, warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about duplicate names
-            for name, content in entries:
+            for number, (name, content) in enumerate(entries):
                 entry = zipfile.ZipInfo(name.encode(errors="replace").decode())
                 entry.compress_type = method
-                if random.random() < 0.02:
-                    entry.external_attr = 0o120777 << 16  # a symbolic link
+                if number == link - 1:
+                    entry.external_attr = 0o120777 << 16
                 archive.writestr(entry, content)
         return packed.getvalue()
 
@@ -254,16 +262,16 @@ def mutated_safetensors(header: Mutator) -> Mutator:
     """Change the header as JSON, most of the time with a correct length; cut or extend the data."""
     as_bytes = mutated_bytes()
 
-    def mutate(data: bytes, random: Random) -> bytes:
+    def mutate(draw: DrawFn, data: bytes) -> bytes:
         length = int.from_bytes(data[:8], "little")
-        if random.random() < 0.1 or len(data) < 8 + length:
-            return as_bytes(data, random)
+        if len(data) < 8 + length or one_in(draw, 10):
+            return as_bytes(draw, data)
         text, numbers = data[8 : 8 + length], data[8 + length :]
-        if random.random() < 0.85:
-            text = header(text, random)
+        if one_in(draw, 7):
+            numbers = one_of(draw, (numbers[:-1], numbers + b"\0" * 8, b"", as_bytes(draw, numbers)))
         else:
-            numbers = random.choice((numbers[:-1], numbers + b"\0" * 8, b"", as_bytes(numbers, random)))
-        said = len(text) if random.random() < 0.95 else random.choice(_NUMBERS)
+            text = header(draw, text)
+        said = draw(sampled_from(_NUMBERS)) if one_in(draw, 20) else len(text)
         return said.to_bytes(8, "little") + text + numbers
 
     return mutate
@@ -273,22 +281,42 @@ def mutated_metadata(*words: Any) -> Mutator:
     """Mutate a text of a safetensors header's metadata as JSON. The length stays correct."""
     as_json = mutated_json(*words)
 
-    def mutate(data: bytes, random: Random) -> bytes:
+    def mutate(draw: DrawFn, data: bytes) -> bytes:
         try:
             (size,) = struct.unpack_from("<Q", data)
             header = json.loads(data[8 : 8 + size])
             texts = header["__metadata__"]
-            name = random.choice(sorted(texts))
-            texts[name] = as_json(texts[name].encode(), random).decode(errors="replace")
+            name = one_of(draw, sorted(texts))
+            texts[name] = as_json(draw, texts[name].encode()).decode(errors="replace")
             changed = json.dumps(header).encode()
         except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
-            return flipped(data, random)
+            return flipped(draw, data)
         return struct.pack("<Q", len(changed)) + changed + data[8 + size :]
 
     return mutate
 
 
-def mutated_png(data: bytes, random: Random) -> bytes:
+_PNG_KINDS = sampled_from(b"tEXt zTXt iTXt iCCP eXIf acTL fcTL PLTE tRNS sRGB".split())
+_JPEG_MARKERS = sampled_from((0xC0, 0xC2, 0xC4, 0xDB, 0xDD, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE)) | integers(0, 255)
+_as_piece = mutated_bytes(most=2)
+_as_scan = mutated_bytes(b"\xff\xd9", b"\xff\xda", b"\xff\xd0", b"\xff\x00")
+
+
+def _moved(draw: DrawFn, pieces: list[Any], at: int) -> bool:
+    """Remove, repeat or move a piece, or leave them all as they are; returns whether they were changed."""
+    match draw(integers(0, 7)):
+        case 0:
+            del pieces[at]
+        case 1:
+            pieces[at:at] = [one_of(draw, pieces)] * draw(_COPIES)
+        case 2 if len(pieces) < 100:
+            pieces[:] = draw(permutations(pieces))
+        case _:
+            return False
+    return True
+
+
+def mutated_png(draw: DrawFn, data: bytes) -> bytes:
     """Change the content of chunks, also inside compressed data; move, duplicate and insert chunks.
 
     Checksums are correct.
@@ -299,32 +327,26 @@ def mutated_png(data: bytes, random: Random) -> bytes:
         chunks.append((data[at + 4 : at + 8], data[at + 8 : at + 8 + length]))
         at += 12 + length
     if not chunks:
-        return mutated_bytes()(data, random)
-    place = random.randrange(len(chunks))
+        return mutated_bytes()(draw, data)
+    place = draw(integers(0, len(chunks) - 1))
     kind, content = chunks[place]
-    match random.randrange(8):
-        case 0:
-            del chunks[place]
-        case 1:
-            chunks[place:place] = [random.choice(chunks)] * random.choice((1, 1, 50))
-        case 2:
-            random.shuffle(chunks)
-        case 3:
-            name = random.choice(b"tEXt zTXt iTXt iCCP eXIf acTL fcTL PLTE tRNS sRGB".split())
-            packed = random.choice((content[:64], b"k\0\0" + zlib.compress(b"x" * 4096), b"Exif\0\0II*\0\x08\0\0\0"))
-            chunks[place:place] = [(name, packed)]
-        case 4 | 5 if kind in (b"IDAT", b"fdAT"):
-            try:
-                rows = zlib.decompress(content)
-            except zlib.error:
-                rows = content
-            chunks[place] = (kind, zlib.compress(mutated_bytes()(rows, random)))
-        case _:
-            chunks[place] = (kind, mutated_bytes(most=2)(content, random))
+    if not _moved(draw, chunks, place):
+        match draw(integers(0, 4)):
+            case 0:
+                packed = (content[:64], b"k\0\0" + zlib.compress(b"x" * 4096), b"Exif\0\0II*\0\x08\0\0\0")
+                chunks[place:place] = [(draw(_PNG_KINDS), one_of(draw, packed))]
+            case 1 | 2 if kind in (b"IDAT", b"fdAT"):
+                try:
+                    rows = zlib.decompress(content)
+                except zlib.error:
+                    rows = content
+                chunks[place] = (kind, zlib.compress(mutated_bytes()(draw, rows)))
+            case _:
+                chunks[place] = (kind, _as_piece(draw, content))
     return signature + b"".join(chunk(kind, content) for kind, content in chunks)
 
 
-def mutated_jpeg(data: bytes, random: Random) -> bytes:
+def mutated_jpeg(draw: DrawFn, data: bytes) -> bytes:
     """Change, move, duplicate and remove segments, with correct lengths; change scans as bytes."""
     segments, at = [], 2
     while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
@@ -332,60 +354,49 @@ def mutated_jpeg(data: bytes, random: Random) -> bytes:
         segments.append((data[at + 1], data[at + 4 : end]))
         at = end
     scan = data[at:]
-    if not segments or random.random() < 0.3:
-        return data[:at] + mutated_bytes(b"\xff\xd9", b"\xff\xda", b"\xff\xd0", b"\xff\x00")(scan, random)
-    place = random.randrange(len(segments))
-    match random.randrange(6):
-        case 0:
-            del segments[place]
-        case 1:
-            segments[place:place] = [random.choice(segments)] * random.choice((1, 1, 50))
-        case 2:
-            marker = random.choice((0xC0, 0xC2, 0xC4, 0xDB, 0xDD, 0xE0, 0xE1, 0xE2, 0xEE, 0xFE, random.randrange(256)))
-            segments[place] = (marker, segments[place][1])
-        case _:
-            marker, content = segments[place]
-            segments[place] = (marker, mutated_bytes(most=2)(content, random)[:65533])
+    if not segments or one_in(draw, 3):
+        return data[:at] + _as_scan(draw, scan)
+    place = draw(integers(0, len(segments) - 1))
+    marker, content = segments[place]
+    if not _moved(draw, segments, place):
+        if one_in(draw, 4):
+            segments[place] = (draw(_JPEG_MARKERS), content)
+        else:
+            segments[place] = (marker, _as_piece(draw, content)[:65533])
     heads = (bytes([0xFF, marker]) + struct.pack(">H", len(content) + 2) + content for marker, content in segments)
     return data[:2] + b"".join(heads) + scan
 
 
-def mutated_tar(data: bytes, random: Random) -> bytes:
+_TAR_FIELDS = sampled_from(((0, 100), (100, 8), (124, 12), (124, 12), (156, 1), (156, 1), (157, 100), (345, 155)))
+_TAR_VALUES = binary(max_size=8) | sampled_from(
+    (
+        *(b"77777777777", b"-1", b"", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"00000000001"),
+        *(b"x", b"L", b"S", b"g", b"1", b"2", b"5", b"../../a.png", b"a.png", b"\xff\xfe.png", b".hidden.png"),
+    )
+)
+
+
+def mutated_tar(draw: DrawFn, data: bytes) -> bytes:
     """Change header blocks, with correct checksums; move, duplicate and remove blocks. A gzip file stays gzip."""
-    if data.startswith(b"\x1f\x8b") and random.random() < 0.8:
+    if data.startswith(b"\x1f\x8b") and not one_in(draw, 5):
         try:
-            return gzip.compress(mutated_tar(gzip.decompress(data), random), mtime=0)
+            return gzip.compress(mutated_tar(draw, gzip.decompress(data)), mtime=0)
         except (OSError, EOFError, zlib.error):
-            return mutated_bytes()(data, random)
-    if random.random() < 0.15:
-        return mutated_bytes()(data, random)
+            return mutated_bytes()(draw, data)
+    if one_in(draw, 7):
+        return mutated_bytes()(draw, data)
     size = tarfile.BLOCKSIZE
     blocks = [data[at : at + size] for at in range(0, len(data), size)] or [b""]
     headers = [at for at, block in enumerate(blocks) if block[257:262] == b"ustar"] or [0]
-    at = random.choice(headers)
-    match random.randrange(7):
-        case 0:
-            del blocks[at]
-        case 1:
-            blocks[at:at] = [random.choice(blocks)] * random.choice((1, 1, 20))
-        case 2:
-            random.shuffle(blocks)
-        case 3:
-            other = random.randrange(len(blocks))
-            blocks[other] = mutated_bytes(most=2)(blocks[other], random)[:size].ljust(size, b"\0")
-        case _:
+    at = one_of(draw, headers)
+    if not _moved(draw, blocks, at):
+        if one_in(draw, 4):
+            other = draw(integers(0, len(blocks) - 1))
+            blocks[other] = _as_piece(draw, blocks[other])[:size].ljust(size, b"\0")
+        else:
             block = bytearray(blocks[at].ljust(size, b"\0"))
-            start, width = random.choice(
-                ((0, 100), (100, 8), (124, 12), (124, 12), (156, 1), (156, 1), (157, 100), (345, 155))
-            )
-            field = random.choice(
-                (
-                    *(b"77777777777", b"-1", b"", b"\x80" + b"\xff" * 11, b"\xff" * 12, b"00000000001"),
-                    *(b"x", b"L", b"S", b"g", b"1", b"2", b"5"),
-                    *(b"../../a.png", b"a.png", b"\xff\xfe.png", b".hidden.png", random.randbytes(8)),
-                )
-            )
-            block[start : start + width] = field[:width].ljust(width, b"\0")
+            start, width = draw(_TAR_FIELDS)
+            block[start : start + width] = draw(_TAR_VALUES)[:width].ljust(width, b"\0")
             block[148:156] = b" " * 8
             block[148:156] = b"%06o\0 " % sum(block)
             blocks[at] = bytes(block)

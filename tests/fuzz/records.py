@@ -166,7 +166,7 @@ _as_lines = either(
 )
 TARGETS = (
     Target("records-resume", resume, _files, _as_lines),
-    Target("records-export", export, _files, _as_lines, quick_rounds=60),
+    Target("records-export", export, _files, _as_lines),
     Target("runs", manifest, _manifests, mutated_json("runs", "run", "spec", "counts", "llama-adapter-runs", 1, 2)),
     Target(
         *("calibration", calibration, _calibrations),

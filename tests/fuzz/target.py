@@ -6,17 +6,18 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from random import Random
+
+from hypothesis.strategies import SearchStrategy, composite
 
 from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
-
-Mutator = Callable[[bytes, Random], bytes]
+from tests.fuzz.mutators import Mutator, one_of
 
 CORPUS = Path(__file__).with_name("corpus")  # inputs that have revealed a bug, by target
+MAX_BYTES = 2**18  # of an input
 MAX_MESSAGE_CHARS = 4_000
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^)]*\)")
 _NUMBER = re.compile(r"[-+]?\d[\d.,e+-]*")
@@ -34,39 +35,23 @@ class Target:
     run: Callable[[bytes], str]
     seeds: Callable[[], Mapping[str, bytes]]
     mutate: Mutator
-    _: KW_ONLY
-    max_bytes: int = 2**16
-    limit_s: float = 10.0  # per input in a campaign; the tests have no time limit
-    memory_bytes: int = 2**30  # address space in addition to that of the imports, in a campaign
-    quick_rounds: int = 150  # mutations tried by `make test`
-
-    @property
-    def about(self) -> str:
-        """The first line of the docstring of `run`."""
-        return str(self._function.__doc__).partition("\n")[0]
-
-    @property
-    def room(self) -> str:
-        """The name of its module, which has it in `TARGETS`."""
-        return self._function.__module__
-
-    @property
-    def _function(self) -> Callable[[bytes], str]:
-        function: Callable[[bytes], str] = getattr(self.run, "func", self.run)  # of a partial
-        return function
 
     def corpus(self) -> Mapping[str, bytes]:
         """Seeds and earlier findings, by name."""
         files = sorted(CORPUS.glob(f"{self.name}/*"))
         return {**self.seeds(), **{path.name: path.read_bytes() for path in files}}
 
+    def changed(self, good: Sequence[bytes]) -> SearchStrategy[bytes]:
+        """One of the inputs with changes; half of the time, one of the last 20."""
+        several = (good, good[-20:])
+        return composite(lambda draw: self.mutate(draw, one_of(draw, one_of(draw, several)))[:MAX_BYTES])()
+
 
 @cache
 def scratch() -> Path:
     """A folder of this process for input files, in shared memory if possible."""
-    shared = Path("/dev/shm")
-    place = None if "FUZZ_SCRATCH" in os.environ or not os.access(shared, os.W_OK) else shared
-    folder = Path(tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir=os.environ.get("FUZZ_SCRATCH", place)))
+    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="llama-adapter-fuzz-", dir=place))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

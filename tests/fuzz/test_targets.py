@@ -1,38 +1,89 @@
-"""Every target handles its seeds, earlier findings, and a fixed number of mutations; a campaign finds and reports.
+"""Every target handles its seeds, earlier findings, and changed inputs in bounded memory. See docs/fuzzing.md.
 
-The mutations are the same each time. A failure prints the replay command.
+With FUZZ_MINUTES, as `make fuzz` sets it, the targets share so many minutes, and each input has a time limit.
 """
 
-from collections import Counter
-from importlib import import_module
+import faulthandler
+import os
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from random import Random
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.fuzz.__main__ import main
-from tests.fuzz.campaign import _ended_by
-from tests.fuzz.findings import Finding, finding_of, minimised
+from tests.conftest import ROOT
+from tests.fuzz.mutators import mutated_bytes
 from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS
-from tests.fuzz.worker import CURRENT
 
+MINUTES = float(os.environ.get("FUZZ_MINUTES", "0"))
+LIMIT_S = 20
+MEMORY_BYTES = 2 * 2**30  # address space in addition to that of the imports
 ANY_TARGET = pytest.mark.parametrize("name", TARGETS)
 
 
-def told(found: Finding, folder: Path) -> str:
-    """The message of a failed test, with the replay command."""
-    path = found.save(folder)
-    return f"{found.signature}\n{found.told}\nsee it again: python -m tests.fuzz replay {found.target} {path}"
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Let this process have `MEMORY_BYTES` more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_BYTES, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def bounded_time(stack: Path) -> Iterator[None]:
+    """End this process if one input of a campaign takes far too long. hypothesis reports those that end too late."""
+    with stack.open("w") as file:
+        if MINUTES:
+            faulthandler.dump_traceback_later(3 * LIMIT_S, exit=True, file=file)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    stack.unlink()
+
+
+def explore(target: Target, good: dict[str, bytes], file: Path) -> int:
+    """Change good inputs, half as often as the profile says. Inputs with new outcomes are added to the good ones.
+
+    The file has the last input. After a failure that is the smallest that hypothesis found, or one that has ended the
+    process; where that took too long, a file beside it has the stack. Returns the number of inputs.
+    """
+    new: dict[str, bytes] = {}
+    tried = 0
+
+    @settings(
+        max_examples=settings.default.max_examples // 2,
+        deadline=timedelta(seconds=LIMIT_S) if MINUTES else None,
+        phases=(Phase.generate, Phase.shrink),
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(target.changed(list(good.values())))
+    def holds(data: bytes) -> None:
+        nonlocal tried
+        tried += 1
+        file.write_bytes(data)
+        with bounded_time(file.with_suffix(".stack")):
+            new.setdefault(target.run(data), data)
+
+    with bounded_memory():
+        holds()
+    good.update({outcome: data for outcome, data in new.items() if outcome not in good})
+    return tried
 
 
 @ANY_TARGET
-def test_seeds_and_earlier_findings(name: str, tmp_path: Path) -> None:
-    outcomes = []
-    for data in TARGETS[name].corpus().values():
-        found, outcome = finding_of(TARGETS[name], data)
-        assert found is None, told(found, tmp_path)
-        outcomes.append(outcome)
+def test_seeds_and_earlier_findings(name: str) -> None:
+    outcomes = [TARGETS[name].run(data) for data in TARGETS[name].corpus().values()]
 
     assert any(outcome.startswith("ok") for outcome in outcomes), (
         "no seed is good, so nothing is tested behind the door"
@@ -40,22 +91,19 @@ def test_seeds_and_earlier_findings(name: str, tmp_path: Path) -> None:
 
 
 @ANY_TARGET
-def test_mutations(name: str, tmp_path: Path) -> None:
-    target, random = TARGETS[name], Random(name)
-    good = list(target.corpus().values())
-    outcomes: Counter[str] = Counter()
-    for _ in range(target.quick_rounds):
-        data = target.mutate(random.choice(good), random)[: target.max_bytes]
-        found, outcome = finding_of(target, data)
-        assert found is None, told(found, tmp_path)
-        outcomes[outcome] += 1
+def test_changed_inputs(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    file = (ROOT / ".fuzz" if MINUTES else tmp_path) / name
+    file.parent.mkdir(exist_ok=True)
+    good = dict(TARGETS[name].corpus())
+    num_seeds = len(good)
+    ends_at = time.monotonic() + MINUTES * 60 / len(request.session.items)
+    tried = explore(TARGETS[name], good, file)
+    while time.monotonic() < ends_at:
+        tried += explore(TARGETS[name], good, file)
 
-    assert len(outcomes) >= 2, f"mutations of {name} change nothing: {outcomes}"
-
-
-def test_a_worker_finds_every_target_in_its_room() -> None:
-    for target in TARGETS.values():
-        assert target in import_module(target.room).TARGETS
+    file.unlink()
+    print(f"{tried:,} inputs, {len(good) - num_seeds} outcomes")
+    assert len(good) >= num_seeds + 2, f"changes of {name} change nothing"
 
 
 def test_corpus_files_are_small_and_belong_to_targets() -> None:
@@ -65,53 +113,22 @@ def test_corpus_files_are_small_and_belong_to_targets() -> None:
             assert path.stat().st_size <= 16_384
 
 
-def toy() -> Target:
-    """A target with a bug: it raises KeyError for inputs with an X."""
-
+def test_what_is_found_is_kept_small(tmp_path: Path) -> None:
     def run(data: bytes) -> str:
-        if b"X" in data:
-            raise KeyError("X")
+        assert b"X" not in data
         return "ok"
 
-    return Target("toy", run, dict, lambda data, random: data)
+    with pytest.raises(AssertionError):
+        explore(Target("toy", run, dict, mutated_bytes(b"X")), {"long": b"a" * 1000}, tmp_path / "toy")
+
+    assert b"X" in (tmp_path / "toy").read_bytes()
+    assert len((tmp_path / "toy").read_bytes()) <= 1001
 
 
-def test_findings_are_minimised_and_replayable(tmp_path: Path) -> None:
-    found, _ = finding_of(toy(), b"a" * 1000 + b"X" + b"b" * 777)
-    assert found is not None
-
-    smallest = minimised(found, toy(), limit_s=60)
-    path = smallest.save(tmp_path)
-
-    assert smallest.data == b"X"
-    assert smallest.signature == found.signature
-    assert path.read_bytes() == b"X"
-    assert f"replay toy {path}" in path.with_name(path.name + ".txt").read_text()
-
-
-def test_timeout_is_a_finding_at_its_place(tmp_path: Path) -> None:
-    (tmp_path / CURRENT).write_bytes(b"slow")
-    place = CORPUS.parents[2] / "vision" / "image.py"
-    said = f'Timeout (0:00:10)!\nThread 0x7 (most recent call first):\n  File "{place}", line 9 in load_picture\n'
-
-    found = _ended_by(toy(), tmp_path, code=1, said=said)
-
-    assert found.data == b"slow"
-    assert found.signature == 'takes more than 10 s: File "vision/image.py", line 9 in load_picture'
-
-
-@pytest.mark.slow
-def test_campaign_counts_inputs_and_keeps_new_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--minutes", "0.05", "--target", "wire-reply", "--folder", str(tmp_path)]
-
-    assert main(["run", *flags]) == 0
-
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| wire-reply |"))
-    assert int(row.split("|")[3].replace(",", "")) > 20
-    assert list((tmp_path / "wire-reply" / "corpus").iterdir())
-
-
-def test_unknown_target_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["run", "--target", "nothing"])
-    assert "wire-reply" in capsys.readouterr().err
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        explore(
+            Target("toy", lambda data: str(len(bytearray(2 * MEMORY_BYTES))), dict, mutated_bytes()),
+            {"one": b"a"},
+            tmp_path / "toy",
+        )

@@ -3,14 +3,22 @@
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import binary, booleans, integers, none
 
+from llama_adapter.app.pictures.reading.sources import FileSlice
 from llama_adapter.app.pictures.reading.wire import (
     MAX_MESSAGE_BYTES,
+    REPLY_HEAD_BYTES,
+    REQUEST_HEAD_BYTES,
     ReplyHead,
     ReplyKind,
+    Request,
     decode_message,
     encode_message,
+    request_sizes,
 )
+from llama_adapter.runtime.text import UNSAFE_ON_TERMINALS
 from llama_adapter.vision.errors import PICTURE_ERROR_CODES
 
 SIDE = 224
@@ -62,3 +70,25 @@ def test_what_no_reading_process_says_is_refused(kind: int, code: int, num_bytes
 def test_a_message_is_cut_to_what_a_reply_may_have() -> None:
     assert len(encode_message("é" * MAX_MESSAGE_BYTES)) == MAX_MESSAGE_BYTES
     assert decode_message(encode_message("so \udcff it is")) == "so \\udcff it is"
+
+
+@given(kind=integers(0, 3), code=integers(0, 2), rest=binary(min_size=REPLY_HEAD_BYTES, max_size=REPLY_HEAD_BYTES))
+def test_any_head_is_refused_or_can_be_sent_again(kind: int, code: int, rest: bytes) -> None:
+    assert not UNSAFE_ON_TERMINALS.search(decode_message(rest))
+    try:
+        head = ReplyHead.decode(bytes([kind, 1, code]) + rest[3:], max_side=SIDE)
+    except ValueError:
+        return
+    assert ReplyHead.decode(head.encode(), max_side=SIDE) == head
+
+
+@given(binary(max_size=50), integers(0, 2**64 - 1), booleans(), none() | integers(0, 1023))
+def test_a_request_arrives_as_it_was_sent(data: bytes, number: int, asks_first: bool, side: int | None) -> None:
+    name = data.decode(errors="surrogateescape")
+    piece = FileSlice(path=name, offset=number, num_bytes=number, header=number & 0xFFFFFFFF)
+    for source in (name, data, piece):
+        sent = Request(source=source, name=name or None, asks_first=asks_first, folder=name, side=side)
+        head, body = sent.encode()
+
+        assert request_sizes(head[:REQUEST_HEAD_BYTES]) == (len(head) - REQUEST_HEAD_BYTES, len(body))
+        assert Request.decode(head[REQUEST_HEAD_BYTES:], body) == sent
