@@ -183,6 +183,8 @@ def look_at_package(name: str) -> dict[str, Any]:
     if not hasattr(module, "__path__"):  # all packages here are folders
         return broken(f"`{module.__file__}` is imported in its place", hint="rename that file, or look at PYTHONPATH")
     version = version_of(name) or str(module.__version__)
+    if wanted := _unmet(name, version):
+        return broken(f"{version}, and {wanted} is needed", hint=f"pip install '{wanted}'")
     if name != "onnxruntime":
         return ok(version)
     registered = set(module.get_available_providers())
@@ -191,6 +193,18 @@ def look_at_package(name: str) -> dict[str, Any]:
             f"{version}, without {CPU.name}", hint="install the package onnxruntime, which computes on the CPU"
         )
     return ok(", ".join([version, *(name for name in BY_NAME if name in registered)]))
+
+
+def _unmet(name: str, version: str) -> str:
+    """The requirement of this program that a package's version does not meet, such as `pillow>=12.3`; "" if none."""
+    with suppress(ImportError):  # without packaging, or in a checkout that was not installed
+        from packaging.requirements import Requirement
+
+        required = map(Requirement, importlib.metadata.requires("llama-adapter") or ())
+        wanted = [each for each in required if each.name == name]
+        if not any(each.specifier.contains(version, prereleases=True) for each in wanted):
+            return next((f"{name}{each.specifier}" for each in wanted), "")
+    return ""
 
 
 # These functions run in this process: they read files, and run programs with a time limit.

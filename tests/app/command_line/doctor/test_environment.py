@@ -224,6 +224,14 @@ def test_a_file_in_place_of_a_package_is_named(tmp_path: Path, monkeypatch: pyte
     assert (said["state"], said["found"]) == ("broken", f"`{file}` is imported in its place")
 
 
+def test_a_package_of_an_older_version_than_required_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{look_at_package.__module__}.version_of", lambda name: "10.0.0")
+
+    said = in_a_line(look_at_package("pillow"))
+
+    assert said == "broken: 10.0.0, and pillow>=12.3 is needed [pip install 'pillow>=12.3']"
+
+
 def test_an_onnxruntime_without_the_provider_in_use_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     import onnxruntime as runtime
 
