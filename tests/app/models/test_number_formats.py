@@ -76,7 +76,7 @@ def test_a_stored_precision_and_plain_operators_widen(embedded: Callable[[Precis
 
 def test_an_encoder_alone_is_refused_and_told_alike(embedded: Callable[[Precision], Path]) -> None:
     sources = EncoderSources(model=str(embedded("int4")))
-    how = {"exif": "upright", "reading": "exact", "keeps": "queries"}
+    how = {"exif": "upright", "reading": "exact", "transparency": "white", "keeps": "queries"}
 
     def opened(**options: Any) -> OpenEncoder:
         return open_weights(CaptionerSpec(device="toy:0", batch_size=1, **options), sources, how)[1]
