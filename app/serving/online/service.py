@@ -298,9 +298,9 @@ class Service(QueuedService[Entry]):
             return
         with self._changed:
             readings[index] = reading
-            is_complete = len(readings) == len(entry.tasks)
+            is_complete = len(readings) == len(entry.ask.pictures)
         if is_complete:
-            self._note_reading(entry, joined([readings[index] for index in range(len(entry.tasks))]))
+            self._note_reading(entry, joined([readings[index] for index in range(len(readings))]))
 
     def _note_reading(self, entry: Entry, reading: PictureReading) -> None:
         with self._changed:
