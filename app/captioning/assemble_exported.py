@@ -51,7 +51,7 @@ def assemble_exported(spec: CaptionerSpec) -> Parts:
     if card.format == MINDIR:
         if spec.encoder is None and (spec.encoder_device is not None or spec.provider_option or spec.provider_config):
             raise UsageError(
-                "encoder_device, provider_option and provider_config are not for MindIR, whose encoder runs on device",
+                "encoder_device, provider_option and provider_config are not for MindIR: its encoder runs on `device`",
                 hint="leave them out, or name another encoder",
             )
         runtime = mindir_runtime(spec.device, backend=spec.decoder_backend or "ms", config_path=spec.ge_config)

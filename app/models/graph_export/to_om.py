@@ -116,4 +116,4 @@ def _print_commands(job: OmJob, requests: Sequence[AtcRequest | DimsRequest]) ->
     for request in requests:
         give(shlex.join(["atc", *command(request)]))
     if job.sizes or job.settings.gears:
-        tell("such an OM needs its side-car, which is written by a run on the machine with ATC without --print-command")
+        tell("an OM with gears or sizes needs its side-car: run this without --print-command on the machine with ATC")

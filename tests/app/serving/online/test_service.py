@@ -522,7 +522,6 @@ def test_zero_limits_are_refused(name: str) -> None:
         ServiceLimits(**{name: 0})
 
 
-@pytest.mark.slow
 def test_answered_requests_leave_memory_without_the_garbage_collector(start: Starter) -> None:
     def num_entries() -> int:
         return sum(type(one) is Entry for one in gc.get_objects())
@@ -539,6 +538,7 @@ def test_answered_requests_leave_memory_without_the_garbage_collector(start: Sta
         gc.enable()
 
 
+@pytest.mark.slow
 def test_hundreds_of_requests_with_random_cancels_all_end(start: Starter) -> None:
     service = start(limits=ServiceLimits(max_waiting=1000, max_waiting_per_client=1000))
     handles = [service.submit(ask(number % len(BYTES), client=str(number % 7))) for number in range(200)]
