@@ -1,14 +1,17 @@
 """Chat, About and the appearance of the page in a real browser."""
 
+import asyncio
 import io
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from llama_adapter.app.models.resources import sample_pictures
+from llama_adapter.app.serving.web import chat
 from tests.app.serving.web.browser import ServedPage, Visit, expect, is_in_window
 
 pytestmark = pytest.mark.slow
@@ -254,13 +257,31 @@ def test_wrong_files_leave_the_picture_the_questions_and_a_growing_answer(visit:
     expect(visit.page.locator("#chat-picture-line")).to_contain_text(MOON.name)
 
 
-def test_a_question_that_overtakes_an_answer_leaves_its_words(visit: Visit) -> None:
+def test_a_question_that_overtakes_an_answer_leaves_its_words_and_keeps_its_own(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns_of, is_answered = chat.answer_turns, threading.Event()
+
+    async def overtaken_ends_last(*arguments: Any, question: str, **options: Any) -> AsyncGenerator[Any]:
+        try:
+            async for turn in turns_of(*arguments, question=question, **options):
+                yield turn
+        finally:
+            if question != CAPTION_PROMPT:
+                is_answered.set()
+            else:
+                await asyncio.to_thread(is_answered.wait, 30)
+                await asyncio.sleep(0.5)  # also after the last update of the other question
+
+    monkeypatch.setattr(chat, "answer_turns", overtaken_ends_last)
     choose_sample(visit, "red star")
     ask_and_hold(visit)
     visit.page.get_by_label("Question", exact=True).fill("What color is the star?")
     visit.page.keyboard.press("Enter")
     expect_turns(visit, 2)
     visit.served.gate.open()
+    expect(visit.page.locator("#chat-log .la-text")).to_have_text(["a", "red"])
+    visit.page.wait_for_timeout(1500)  # for the last update of the overtaken question, which changes nothing
     expect(visit.page.locator("#chat-log .la-text")).to_have_text(["a", "red"])
     expect(visit.page.get_by_text("Stopped for the next question")).to_be_visible()
 

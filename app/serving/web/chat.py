@@ -363,8 +363,9 @@ class ChatEvents:
                     if run.is_left:
                         return  # the page was closed
                     if session.run is not run:  # the chat was cleared, or the next question was asked
-                        # Gradio sends the last update once more at the end, which may be after theirs.
-                        yield [session, gr.skip(), gr.skip(), *self._shown(session)]
+                        # Gradio sends the last update once more at the end, which may be after the next answer's end.
+                        shown = self._shown(session) if session.run is None else [gr.skip()] * 4
+                        yield [session, gr.skip(), gr.skip(), *shown]
                         return
                     session.update(turn)
                     shown = (
