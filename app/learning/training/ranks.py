@@ -180,7 +180,7 @@ class Distributed:
 def like(whole: Tensor, own: Tensor) -> Tensor:
     """A whole tensor in the dtype of `own`, on its device, and divided among ranks in the same way."""
     moved = whole.to(device=own.device, dtype=own.dtype)
-    if not hasattr(own, "full_tensor"):  # it is not divided
+    if not _is_divided(own):
         return moved
     from torch.distributed.tensor import distribute_tensor
 
@@ -194,8 +194,12 @@ def norm_of(gradients: Iterable[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
+def _is_divided(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
 def _full(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return tensor.full_tensor() if _is_divided(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _shard(model: nn.Module, *, num_ranks: int) -> None:
