@@ -4,10 +4,11 @@ Each stage with a NAME.curve.jsonl gets a column: its loss, and its shares of ri
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from scripts.common import parser_of
 
 STAGES = ("vision", "code", "wording", "slots", "reading")  # in training order
 LOSSES = ("loss", "answers")  # figures that are losses; all others are shares
@@ -84,4 +85,11 @@ def mean_of_tasks(points: Sequence[Point], *, pairs: bool = False) -> tuple[list
 
 
 if __name__ == "__main__":
-    draw(read(Path(sys.argv[1])), Path(sys.argv[2]))
+    parser = parser_of(__doc__)
+    parser.add_argument("run", type=Path, help="the folder of a training")
+    parser.add_argument("file", type=Path, help="the picture to write")
+    options = parser.parse_args()
+    try:
+        draw(read(options.run), options.file)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
